@@ -1,0 +1,3 @@
+"""Loads the plugin for runs inside this repository, also where it is not installed."""
+
+pytest_plugins = ["pytester"]

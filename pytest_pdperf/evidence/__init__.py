@@ -1,0 +1,1 @@
+"""Proves from the server side what really happened during a cell."""

@@ -1,0 +1,1 @@
+"""Holds a measured cell against its baseline and gives the verdict."""

@@ -1,0 +1,1 @@
+"""Decides which devices a role runs on: the --gpus grammar, the inventory and placement."""

@@ -1,0 +1,1 @@
+"""Sends the planned requests and stamps what comes back."""

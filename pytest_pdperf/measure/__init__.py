@@ -1,0 +1,1 @@
+"""Turns request records into metrics. Pure: no pytest, no I/O."""

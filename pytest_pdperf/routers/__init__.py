@@ -1,0 +1,1 @@
+"""One module a router: how to start it and what it accepts."""

@@ -1,0 +1,1 @@
+"""Brings a topology up, watches it and takes it down again without leaving anything behind."""
