@@ -2,13 +2,52 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Scalar = str | int | float | bool | None
 FlagValue = Scalar | list[Scalar] | dict[str, object]
+
+MAX_COPIES = 1024
+"""Most replicas of a role, and most GPUs of a tensor-parallel group: beyond it is a typing error."""
+
+
+def _flag_names(flags: dict[str, FlagValue]) -> dict[str, FlagValue]:
+    for name in flags:
+        if name.startswith("-"):
+            raise ValueError(f"write the flag {name!r} without its dashes: {name.lstrip('-')!r}")
+        _name_like(name, r"[A-Za-z][A-Za-z0-9._-]*", "a flag name")
+    return flags
+
+
+def _env_names(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        _name_like(name, r"[A-Za-z_][A-Za-z0-9_]*", "a name for an environment variable")
+        if "\0" in value:
+            raise ValueError(f"the value of {name} holds a NUL character")
+    return env
+
+
+def _name_like(text: str, pattern: str, what: str) -> None:
+    if not re.fullmatch(pattern, text):
+        raise ValueError(f"{text!r} is not {what}")
+
+
+def _twice(items: Iterable[int]) -> int | None:
+    seen: set[int] = set()
+    for item in items:
+        if item in seen:
+            return item
+        seen.add(item)
+    return None
+
+
+Flags = Annotated[dict[str, FlagValue], AfterValidator(_flag_names)]
+Env = Annotated[dict[str, str], AfterValidator(_env_names)]
 
 
 class Frozen(BaseModel):
@@ -35,10 +74,10 @@ class Role(StrEnum):
 class RoleSpec(Frozen):
     """How many copies of a role to start and how each is parallelised."""
 
-    replicas: int = Field(default=1, ge=1)
-    tensor_parallel: int = Field(default=1, ge=1)
-    args: dict[str, FlagValue] = Field(default_factory=dict)
-    env: dict[str, str] = Field(default_factory=dict)
+    replicas: int = Field(default=1, ge=1, le=MAX_COPIES)
+    tensor_parallel: int = Field(default=1, ge=1, le=MAX_COPIES)
+    args: Flags = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict)
 
     @property
     def gpus(self) -> int:
@@ -59,8 +98,8 @@ class RouterSpec(Frozen):
     name: str | None = None
     policy: str = "round_robin"
     port: int | None = Field(default=None, ge=1, le=65535)
-    args: dict[str, FlagValue] = Field(default_factory=dict)
-    env: dict[str, str] = Field(default_factory=dict)
+    args: Flags = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict)
 
 
 class Topology(Frozen):
@@ -72,8 +111,8 @@ class Topology(Frozen):
     engine: str | None = None
     kv_transfer: KvTransfer | None = None
     router: RouterSpec = RouterSpec()
-    engine_args: dict[str, FlagValue] = Field(default_factory=dict)
-    env: dict[str, str] = Field(default_factory=dict)
+    engine_args: Flags = Field(default_factory=dict)
+    env: Env = Field(default_factory=dict)
     placement: dict[str, list[int]] = Field(default_factory=dict)
     """Overrides: instance id such as `prefill-0` -> positions in the `--gpus` list."""
 
@@ -82,12 +121,29 @@ class Topology(Frozen):
         have = set(self.roles)
         want = {Role.PREFILL, Role.DECODE} if self.kind is Kind.PD else {Role.SERVER}
         if have != want:
-            names = " and ".join(sorted(want))
-            raise ValueError(f"kind {self.kind.value!r} needs exactly the roles {names}, got {', '.join(sorted(have))}")
+            names, got = (", ".join(sorted(roles)) or "none" for roles in (want, have))
+            raise ValueError(f"roles: kind {self.kind.value!r} needs exactly the roles {names}, got {got}")
         if self.kind is Kind.PD and self.kv_transfer is None:
             object.__setattr__(self, "kv_transfer", KvTransfer())
         if self.kind is Kind.AGGREGATED and self.kv_transfer is not None:
-            raise ValueError("kv_transfer belongs to kind 'pd' only")
+            raise ValueError("kv_transfer: belongs to kind 'pd' only")
+        return self
+
+    @model_validator(mode="after")
+    def _placement_fits_roles(self) -> Topology:
+        sizes = {name: spec.tensor_parallel for name, _, spec in self.instances}
+        for name, positions in self.placement.items():
+            if name not in sizes:
+                known = ", ".join(sizes)
+                raise ValueError(f"placement.{name}: no such instance; this topology has {known}")
+            size, got = sizes[name], f"got {len(positions)}: {positions}"
+            if len(positions) != size:
+                raise ValueError(f"placement.{name}: needs {size} positions in the --gpus list, {got}")
+            if min(positions) < 0:
+                raise ValueError(f"placement.{name}: positions in the --gpus list start at 0, {got}")
+        twice = _twice(position for positions in self.placement.values() for position in positions)
+        if twice is not None:
+            raise ValueError(f"placement: position {twice} is used twice")
         return self
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -62,6 +63,10 @@ class Stream(Frozen):
         low, high = self.input_tokens
         if not 1 <= low <= high:
             raise ValueError(f"input_tokens must be 1 <= low <= high, got {low}..{high}")
+        if isinstance(self.arrival, ClosedLoop) and self.requests < self.arrival.concurrency:
+            raise ValueError(
+                f"{self.requests} requests can never keep {self.arrival.concurrency} clients busy"
+            )
         return self
 
 
@@ -76,6 +81,15 @@ class Cell(Frozen):
     slo: Slo = Slo()
     timeout_s: float = Field(default=600.0, gt=0)
     """Deadline of one request."""
+
+    @model_validator(mode="after")
+    def _named_well(self) -> Cell:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.id):
+            raise ValueError(f"id {self.id!r} may hold only letters, digits, `.`, `_` and `-`")
+        names = [stream.name for stream in self.streams]
+        if len(set(names)) != len(names):
+            raise ValueError(f"stream names must differ, got {', '.join(names)}")
+        return self
 
     @property
     def main(self) -> Stream:
@@ -99,3 +113,10 @@ class Workload(Frozen):
     name: str
     description: str = ""
     cells: tuple[Cell, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _cells_differ(self) -> Workload:
+        ids = [cell.id for cell in self.cells]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"cell ids must differ, got {', '.join(ids)}")
+        return self

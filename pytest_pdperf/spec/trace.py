@@ -1,0 +1,76 @@
+"""Replaying recorded traffic needs its file read once, by one reader, for planning and for sending alike.
+
+The format is that of the Mooncake traces: JSON lines with `timestamp` (milliseconds from the start),
+`input_length`, `output_length` (tokens) and `hash_ids` (one id for each 512-token block of the prompt; equal
+leading ids mean a shared prefix).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_pdperf.errors import UsageProblem
+
+BLOCK_TOKENS = 512
+MAX_LINES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One line of a trace."""
+
+    at_s: float
+    """Seconds from the start of the trace."""
+    input_tokens: int
+    output_tokens: int
+    hash_ids: tuple[int, ...] = ()
+
+
+def read_trace(path: Path, limit: int | None = None) -> tuple[TraceRequest, ...]:
+    """Requests of a trace file in order of time, at most `limit` of them.
+
+    Raises UsageProblem, naming file and line, for anything that is not such a trace.
+    """
+    found: list[TraceRequest] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if limit is not None and len(found) >= limit:
+                    break
+                if number > MAX_LINES:
+                    raise UsageProblem(f"{path}:{number}: more than {MAX_LINES} lines")
+                if line.strip():
+                    found.append(_parse(line, f"{path}:{number}", found[-1].at_s if found else 0.0))
+    except OSError as error:
+        raise UsageProblem(f"{path}: the trace cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UsageProblem(f"{path}: the trace is not UTF-8 text") from None
+    if not found:
+        raise UsageProblem(f"{path}: the trace is empty")
+    return tuple(found)
+
+
+def _parse(line: str, where: str, previous_s: float) -> TraceRequest:
+    try:
+        data = json.loads(line, parse_constant=lambda name: None)
+    except (ValueError, RecursionError):
+        raise UsageProblem(f"{where}: not a JSON object: {line.strip()[:60]!r}") from None
+    if not isinstance(data, dict):
+        raise UsageProblem(f"{where}: not a JSON object: {line.strip()[:60]!r}")
+    at_ms = data.get("timestamp")
+    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < 1e12:
+        raise UsageProblem(f"{where}: timestamp must be milliseconds from the start, got {at_ms!r}")
+    if at_ms / 1e3 < previous_s:
+        raise UsageProblem(f"{where}: timestamp {at_ms!r} goes back; sort the trace by timestamp")
+    lengths = []
+    for key in ("input_length", "output_length"):
+        value = data.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
+            raise UsageProblem(f"{where}: {key} must be a positive number of tokens, got {value!r}")
+        lengths.append(value)
+    ids = data.get("hash_ids", [])
+    if not isinstance(ids, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+        raise UsageProblem(f"{where}: hash_ids must be a list of whole numbers")
+    return TraceRequest(at_ms / 1e3, lengths[0], lengths[1], tuple(ids))
