@@ -1,0 +1,61 @@
+"""The one place where the gate touches `measure` and `spec.tolerances`: measured cells in, verdicts out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from pytest_pdperf.measure.cell_result import CellResult
+from pytest_pdperf.measure.table import METRICS
+from pytest_pdperf.spec.tolerances import Tolerance, Tolerances
+
+from .baseline import CellBaseline
+from .catalogue import Catalogue, MetricSpec
+from .judge import Measurement, Sample, ToleranceLike, judge_cell
+from .statistics import Pooled
+from .verdict import CellVerdict
+
+
+def measurement(
+    result: CellResult,
+    *,
+    taken: datetime | None = None,
+    inconclusive: tuple[str, ...] = (),
+    absent: str = "",
+    extra: tuple[str, ...] = (),
+) -> Measurement:
+    """What the judge needs of a `CellResult`."""
+    return Measurement(
+        metrics={name: Sample(value.value, value.n, value.note) for name, value in result.metrics.items()},
+        requests=result.requests,
+        ok=result.ok,
+        invalid=tuple(result.invalid),
+        inconclusive=inconclusive,
+        taken=taken,
+        absent=absent,
+        extra=extra,
+    )
+
+
+def judge(
+    result: CellResult,
+    baseline: CellBaseline | None,
+    siblings: Mapping[str, Pooled],
+    tolerances: Tolerances,
+    *,
+    taken: datetime | None = None,
+    inconclusive: tuple[str, ...] = (),
+    absent: str = "",
+    extra: tuple[str, ...] = (),
+    catalogue: Catalogue = METRICS,
+) -> CellVerdict:
+    """Stage 1 for one measured cell; see `judge_cell`. `absent` says why `baseline` is None (nearest keys,
+    what differs).
+    """
+
+    def tolerance_of(metric: str, spec: MetricSpec) -> ToleranceLike:
+        default = Tolerance(spec.tau or 0.0, spec.floor)
+        return tolerances.for_(metric, result.workload, result.cell, result.topology, default)
+
+    measured = measurement(result, taken=taken, inconclusive=inconclusive, absent=absent, extra=extra)
+    return judge_cell(measured, baseline, siblings, tolerance_of, catalogue)
