@@ -1,3 +1,7 @@
-"""Loads the plugin for runs inside this repository, also where it is not installed."""
+"""Loads the plugin for runs inside this repository, also where the package is not installed."""
 
-pytest_plugins = ["pytester"]
+from importlib.metadata import entry_points
+
+_installed = any(entry.value == "pytest_pdperf.plugin" for entry in entry_points(group="pytest11"))
+
+pytest_plugins = ["pytester"] if _installed else ["pytester", "pytest_pdperf.plugin"]

@@ -1,0 +1,98 @@
+"""The public fixtures: small, chained and overridable, so that a project can swap any one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .gpus.grammar import Device
+    from .measure.cell_result import CellResult
+    from .session import Session
+    from .spec.topology import Topology
+    from .spec.workload import Cell
+    from .stack.launch import Stack
+
+
+class Measure:
+    """Runs the item's cell on the item's stack; call it once or, for repeats, several times."""
+
+    def __init__(self, session: Session, item: pytest.Item, topology: Topology, cell: Cell) -> None:
+        self._session = session
+        self._item = item
+        self._topology = topology
+        self._cell = cell
+
+    def __call__(self, cell: Cell | None = None) -> CellResult:
+        """Measure `cell` (default: the parametrised one). Raises RoleDied when a process of the stack ends."""
+        return self._session.measure(self._item.nodeid, self._topology, cell or self._cell)
+
+
+class Gate:
+    """Holds a result against its stored baseline and fails the test item with the verdict rows."""
+
+    def __init__(self, session: Session, item: pytest.Item, topology: Topology) -> None:
+        self._session = session
+        self._item = item
+        self._topology = topology
+
+    def check(self, result: CellResult) -> None:
+        """Fail the item when a verdict blocks; the message holds one row for each metric that does."""
+        problem = self._session.judge(self._item.nodeid, self._topology, result)
+        if problem:
+            pytest.fail(problem, pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def pdperf(request: pytest.FixtureRequest) -> Session:
+    """Everything that this run shares: settings, run id, results folder."""
+    from .plugin import HOW_TO_RUN, SESSION
+
+    session = request.config.stash.get(SESSION, None)
+    if session is None:
+        pytest.skip(HOW_TO_RUN)
+    return session
+
+
+@pytest.fixture(scope="session")
+def gpus(pdperf: Session) -> tuple[Device, ...]:
+    """The devices given with `--gpus`, in that order; empty for the simulator."""
+    return pdperf.devices
+
+
+@pytest.fixture(scope="session")
+def topology(request: pytest.FixtureRequest, pdperf: Session) -> Generator[Topology, None, None]:
+    """The topology of this item. Taken down when the next one's turn comes."""
+    launch = request.param
+    pdperf.begin_launch(launch)
+    yield launch.topology
+    pdperf.take_down()
+
+
+@pytest.fixture
+def cell(request: pytest.FixtureRequest) -> Cell:
+    """The cell of this item."""
+    cell: Cell = request.param
+    return cell
+
+
+@pytest.fixture
+def stack(pdperf: Session, topology: Topology) -> Stack:
+    """The topology, up and warm. Shared by its cells; brought up again after a role died."""
+    return pdperf.stack()
+
+
+@pytest.fixture
+def measure(
+    pdperf: Session, request: pytest.FixtureRequest, topology: Topology, stack: Stack, cell: Cell
+) -> Measure:
+    """Callable that measures the cell and returns its result."""
+    return Measure(pdperf, request.node, topology, cell)
+
+
+@pytest.fixture
+def gate(pdperf: Session, request: pytest.FixtureRequest, topology: Topology) -> Gate:
+    """The baselines, ready to judge."""
+    return Gate(pdperf, request.node, topology)

@@ -1,0 +1,188 @@
+"""Everything a run is given, read and checked once: specs, engine, programs, devices. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .engines.base import Engine, Programs
+from .engines.registry import get_engine
+from .errors import UsageProblem
+from .gpus.grammar import GpuRequest, parse_gpus
+from .options import Settings
+from .routers.base import Router
+from .routers.registry import get_router
+from .spec.loader import find_topologies, find_workload, load_tolerances, shipped_fixtures
+from .spec.tolerances import Tolerances
+from .spec.topology import FlagValue, Role, Topology
+from .spec.workload import Workload
+
+ROLES = tuple(role.value for role in Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The validated input of a run."""
+
+    topologies: tuple[Topology, ...]
+    workload: Workload
+    tolerances: Tolerances
+    engines: Mapping[str, Engine]
+    """Topology name -> its engine."""
+    routers: Mapping[str, Router]
+    programs: Programs
+    model: str
+    served_model: str
+    gpus: GpuRequest | None
+    """None for the simulator."""
+    engine_args: Mapping[str, FlagValue]
+    role_args: Mapping[str, Mapping[str, FlagValue]]
+
+
+def read_inputs(settings: Settings, root: Path) -> Inputs:
+    """Read every file and option. Raises UsageProblem with place, value and way out."""
+    folders = [folder for folder in (root / settings["pdperf_fixtures"], shipped_fixtures()) if folder.is_dir()]
+    topologies = find_topologies(_names(settings["topology"], "--topology"), folders)
+    engines = {t.name: get_engine(settings["engine"] or t.engine or "vllm") for t in topologies}
+    gpus = _gpus(settings, engines.values())
+    workload = find_workload(settings["workload"] or _usual_workload(settings, gpus), folders)
+    routers = {t.name: get_router(t.router.name or engines[t.name].default_router) for t in topologies}
+    engine_args, role_args = _engine_args(settings["engine_arg"])
+    if settings["sim_fault"]:
+        if not all(engine.simulated for engine in engines.values()):
+            raise UsageProblem("--sim-fault works on simulated engines only: add --engine sim")
+        _add_faults(settings["sim_fault"], role_args)
+    for topology in topologies:
+        check_context(topology, workload, engine_args)
+    model = settings["model"] or _usual_model(settings, gpus)
+    return Inputs(
+        topologies=topologies,
+        workload=workload,
+        tolerances=_tolerances(folders),
+        engines=engines,
+        routers=routers,
+        programs=_programs(settings["engine_env"]),
+        model=model,
+        served_model=settings["served_model"] or Path(model).name or model,
+        gpus=gpus,
+        engine_args=engine_args,
+        role_args=role_args,
+    )
+
+
+def _names(text: str, place: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise UsageProblem(f"{place}: {text!r} has an empty name between its commas")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UsageProblem(f"{place}: {repeated[0]!r} is named twice")
+    return names
+
+
+def _gpus(settings: Settings, engines: Any) -> GpuRequest | None:
+    simulated = {engine.simulated for engine in engines}
+    if simulated == {True}:
+        if settings["gpus"]:
+            raise UsageProblem(f"--gpus {settings['gpus']}: simulated engines use no GPU; drop --gpus or --engine sim")
+        return None
+    if simulated == {True, False}:
+        raise UsageProblem("--topology: simulated and real engines cannot share a run")
+    if not settings["gpus"]:
+        raise UsageProblem("--gpus is missing: give a list such as 0-7, or cpu, or use --engine sim")
+    return parse_gpus(settings["gpus"])
+
+
+def _usual_workload(settings: Settings, gpus: GpuRequest | None) -> str:
+    if gpus is None:
+        return "quick"
+    return "cpu-smoke" if gpus.cpu else "fixed-shapes"
+
+
+def _usual_model(settings: Settings, gpus: GpuRequest | None) -> str:
+    if gpus is None:
+        return "fast"
+    tiny = Path(settings["engine_env"] or "") / "tiny-qwen3"
+    if gpus.cpu and settings["engine_env"] and tiny.is_dir():
+        return str(tiny)
+    raise UsageProblem("--model is missing: give the path or name of the model that the engine shall load")
+
+
+def _programs(engine_env: str | None) -> Programs:
+    search: list[Path] = []
+    if engine_env:
+        folder = Path(engine_env).expanduser().absolute()
+        if not (folder / "bin").is_dir():
+            raise UsageProblem(f"--engine-env {engine_env}: no virtual environment there ({folder / 'bin'} is missing)")
+        search.append(folder / "bin")
+    search.append(Path(sys.executable).parent)
+    path = os.environ.get("PATH") or os.defpath
+    search += [Path(part) for part in path.split(os.pathsep) if part]
+    return Programs(tuple(dict.fromkeys(search)))
+
+
+def _engine_args(texts: Sequence[str]) -> tuple[dict[str, FlagValue], dict[str, dict[str, FlagValue]]]:
+    """Split `KEY=VALUE` and `ROLE.KEY=VALUE`; values are read as YAML, so 4096, true and {a: 1} keep their types."""
+    common: dict[str, FlagValue] = {}
+    by_role: dict[str, dict[str, FlagValue]] = {}
+    for text in texts:
+        role, key, value = _role_key_value(text, "--engine-arg")
+        try:
+            parsed: FlagValue = yaml.safe_load(value) if value is not None else True
+        except yaml.YAMLError:
+            raise UsageProblem(f"--engine-arg {text!r}: {value!r} is no YAML value; quote it") from None
+        (by_role.setdefault(role, {}) if role else common)[key.replace("-", "_")] = parsed
+    return common, by_role
+
+
+def _add_faults(texts: Sequence[str], role_args: dict[str, dict[str, FlagValue]]) -> None:
+    for text in texts:
+        role, key, value = _role_key_value(text, "--sim-fault")
+        fault = key if value is None else f"{key}={value}"
+        for name in [role] if role else ROLES:
+            args = role_args.setdefault(name, {})
+            args["faults"] = f"{args['faults']},{fault}" if "faults" in args else fault
+
+
+def _role_key_value(text: str, place: str) -> tuple[str, str, str | None]:
+    name, separator, value = text.partition("=")
+    role, dot, key = name.rpartition(".")
+    if not (key or role) or (dot and role not in ROLES) or not name.strip():
+        raise UsageProblem(
+            f"{place} {text!r}: want KEY=VALUE or ROLE.KEY=VALUE with a role of {', '.join(ROLES)}"
+        )
+    return role, key.strip().lstrip("-"), value if separator else None
+
+
+def _tolerances(folders: Sequence[Path]) -> Tolerances:
+    for folder in folders:
+        path = folder / "tolerances.yaml"
+        if path.is_file():
+            return load_tolerances(path)
+    return Tolerances()
+
+
+def check_context(topology: Topology, workload: Workload, engine_args: Mapping[str, FlagValue]) -> None:
+    """Refuse cells that cannot fit the engine's context before anything starts. Raises UsageProblem."""
+    limit = engine_args.get("max_model_len", topology.engine_args.get("max_model_len"))
+    if not isinstance(limit, int):
+        return
+    for cell in workload.cells:
+        if cell.max_context > limit:
+            raise UsageProblem(
+                f"workload {workload.name}: cell {cell.id} needs {cell.max_context} tokens of context, topology "
+                f"{topology.name} has max_model_len {limit}; raise it with --engine-arg max_model_len={cell.max_context}"
+            )
+
+
+def which(programs: Programs, name: str) -> str | None:
+    """Full path of a program as the launchers would find it."""
+    found = programs.find(name)
+    return str(found) if found else shutil.which(name)

@@ -1,0 +1,225 @@
+"""Every option of the suite in one table: flag, ini twin, default and help are defined here and nowhere else.
+
+Imports nothing heavy: pytest loads it at every start, also for projects that never measure anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .errors import UsageProblem
+
+UPDATE_MODES = ("auto", "create", "fix", "tighten", "prune")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting: `--flag` on the command line, `pdperf_name` in the ini file, else the default."""
+
+    name: str
+    help: str
+    default: str | bool | None = None
+    metavar: str | None = None
+    kind: Literal["text", "flag", "list", "optional"] = "text"
+    """`list` may be given several times; `optional` may stand without a value, which then is `const`."""
+    const: str | None = None
+    choices: tuple[str, ...] = ()
+    parse: Callable[[str], Any] | None = None
+    starts_suite: bool = False
+    """Giving this option means that the user wants the performance suite to run."""
+
+    @property
+    def flag(self) -> str:
+        """Spelling on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def ini(self) -> str:
+        """Spelling in pytest.ini, tox.ini or pyproject.toml."""
+        return self.dest
+
+    @property
+    def dest(self) -> str:
+        """Attribute of pytest's option namespace; prefixed so that it meets no other plugin's."""
+        return self.name if self.name.startswith("pdperf_") else "pdperf_" + self.name
+
+    def shown_help(self) -> str:
+        """Help text with choices, default and ini twin, for `pytest -h`."""
+        notes = []
+        if self.choices:
+            notes.append("one of " + ", ".join(self.choices))
+        if self.default not in (None, False):
+            notes.append(f"default: {self.default}")
+        notes.append(f"ini: {self.ini}")
+        return f"{self.help} ({'; '.join(notes)})"
+
+
+def positive_seconds(text: str) -> float:
+    """A duration in seconds, with an optional unit: `90`, `90s`, `45m`, `2h`. Raises ValueError."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    factor = units.get(text[-1:].lower())
+    value = float(text[:-1]) * factor if factor else float(text)
+    if not 0 < value < 1e7:
+        raise ValueError("must be more than 0")
+    return value
+
+
+def positive_count(text: str) -> int:
+    """A whole number of at least 1. Raises ValueError."""
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be at least 1")
+    return value
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "engine",
+        "engine to bring up: vllm, sglang, or sim for simulated engines without any GPU (default: vllm)",
+        metavar="NAME",
+        starts_suite=True,
+    ),
+    Option(
+        "gpus",
+        "devices to use: 0-7 | 0,2,4-5 | all | GPU-uuid | MIG-uuid | cpu; a bare 4 is index 4",
+        metavar="LIST",
+        starts_suite=True,
+    ),
+    Option(
+        "topology",
+        "comma-separated topologies: names of the shipped or your own files, or paths to YAML files",
+        metavar="NAMES",
+        default="pd-1p2d,aggregated-3x",
+    ),
+    Option(
+        "workload",
+        "workload to run (default: quick on sim, cpu-smoke on cpu, fixed-shapes on GPUs)",
+        metavar="NAME",
+    ),
+    Option("model", "model path or name that the engine loads; for sim the timing profile", metavar="PATH"),
+    Option("served_model", "model name that clients use (default: last part of --model)", metavar="NAME"),
+    Option(
+        "engine_env",
+        "virtual environment that holds the engine and router programs (default: this one, then PATH)",
+        metavar="DIR",
+    ),
+    Option(
+        "engine_arg",
+        "engine flag, for every role or one: KEY=VALUE or ROLE.KEY=VALUE; may be repeated",
+        metavar="ARG",
+        kind="list",
+    ),
+    Option(
+        "sim_fault",
+        "make the simulator misbehave, for every role or one: decode_step=1.15, decode.die_after_tokens=50; may be repeated",
+        metavar="FAULT",
+        kind="list",
+    ),
+    Option(
+        "pdperf_fixtures",
+        "folder with your own topologies/ and workloads/; searched before the shipped ones",
+        metavar="DIR",
+        default="fixtures",
+    ),
+    Option("baselines", "folder of stored baselines, below the root directory", metavar="DIR", default="baselines"),
+    Option(
+        "update_baselines",
+        "store what this run measures: auto adds passing launches and, with --baseline-reason, re-pins failing cells",
+        metavar="MODE",
+        kind="optional",
+        const="auto",
+        choices=UPDATE_MODES,
+    ),
+    Option("baseline_reason", "why a slower result is the new normal; kept in the baseline", metavar="TEXT"),
+    Option(
+        "require_baseline",
+        "yes: a cell without a baseline fails; no: it is reported as NO_BASELINE (default: yes when CI is set)",
+        metavar="yes|no",
+        choices=("yes", "no"),
+        kind="optional",
+        const="yes",
+    ),
+    Option(
+        "require_evidence",
+        "yes: a PD cell whose disaggregation is not proven is INVALID; no: it is only reported",
+        metavar="yes|no",
+        choices=("yes", "no"),
+        default="yes",
+        kind="optional",
+        const="yes",
+    ),
+    Option(
+        "pdperf_results",
+        "folder for records, logs and the journal of this run",
+        metavar="DIR",
+        default="pdperf-results",
+    ),
+    Option(
+        "startup_timeout",
+        "deadline for one topology to come up, in seconds or as 90s, 15m",
+        metavar="TIME",
+        default="900",
+        parse=positive_seconds,
+    ),
+    Option("launches", "bring every topology up this many times", metavar="N", default="1", parse=positive_count),
+    Option("workload_seed", "seed of prompts and arrivals", metavar="N", default="0", parse=int),
+    Option("plan", "print GPUs, ports, commands and cells, and start nothing", kind="flag", default=False),
+    Option("keep_logs", "keep the log of every process, also when all is well", kind="flag", default=False),
+)
+
+BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options after command line, ini and default are resolved, each parsed once."""
+
+    values: Mapping[str, Any]
+    given: frozenset[str]
+    """Names that the command line or the ini set."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    @property
+    def active(self) -> bool:
+        """True when the user asked for the performance suite."""
+        return any(BY_NAME[name].starts_suite for name in self.given)
+
+    @property
+    def simulated(self) -> bool:
+        """True for `--engine sim`."""
+        return bool(self.values["engine"] == "sim")
+
+
+def resolve(command_line: Callable[[str], Any], ini: Callable[[str], Any]) -> Settings:
+    """Apply the precedence command line, ini, default. Raises UsageProblem for a value that does not parse."""
+    values: dict[str, Any] = {}
+    given: set[str] = set()
+    for option in OPTIONS:
+        raw, place = command_line(option.dest), option.flag
+        if raw in (None, [], False):
+            raw, place = ini(option.ini), option.ini
+        if raw in (None, "", [], False):
+            raw, place = option.default, "default"
+        else:
+            given.add(option.name)
+        values[option.name] = _parsed(option, raw, place)
+    return Settings(values, frozenset(given))
+
+
+def _parsed(option: Option, raw: Any, place: str) -> Any:
+    if option.kind == "list":
+        return tuple(raw or ())
+    if option.kind == "flag" or raw is None:
+        return bool(raw) if option.kind == "flag" else None
+    if option.choices and raw not in option.choices:
+        raise UsageProblem(f"{place}: {raw!r} is not one of {', '.join(option.choices)}")
+    if option.parse is None:
+        return raw
+    try:
+        return option.parse(raw)
+    except ValueError as problem:
+        raise UsageProblem(f"{place}: cannot use {raw!r}: {problem}") from None

@@ -1,0 +1,141 @@
+"""The pytest side: hooks and options, nothing else. Heavy rooms are imported only when the suite runs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .errors import UsageProblem
+from .options import OPTIONS, Settings, resolve
+
+if TYPE_CHECKING:
+    from .session import Session
+
+SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
+SESSION: pytest.StashKey[Session] = pytest.StashKey()
+
+HOW_TO_RUN = "performance suite: run it with --gpus LIST, or with --engine sim for simulated engines"
+
+MARKERS = (
+    "pd: a cell measured on a prefill/decode disaggregated topology",
+    "aggregated: a cell measured on aggregated servers",
+    "pdperf_cells(streams): which cells of the workload a test takes, 'single' (default), 'mixed' or 'none'",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Register the option table, each with its ini twin."""
+    group = parser.getgroup("pdperf", "prefill/decode performance suite (pytest-pdperf)")
+    for option in OPTIONS:
+        kwargs: dict[str, Any] = {"dest": option.dest, "default": None, "help": option.shown_help().replace("%", "%%")}
+        if option.kind == "flag":
+            kwargs["action"] = "store_true"
+        else:
+            kwargs["metavar"] = option.metavar
+            if option.kind == "list":
+                kwargs["action"] = "append"
+            elif option.kind == "optional":
+                kwargs |= {"nargs": "?", "const": option.const}
+        group.addoption(option.flag, **kwargs)
+        ini_type = {"flag": "bool", "list": "linelist"}.get(option.kind, "string")
+        parser.addini(option.ini, f"ini twin of {option.flag}", type=ini_type, default=None)  # type: ignore[arg-type]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read every setting and every YAML file now, so that bad input is a usage error before anything starts."""
+    for line in MARKERS:
+        config.addinivalue_line("markers", line)
+    try:
+        settings = resolve(lambda dest: config.getoption(dest, None), config.getini)
+        config.stash[SETTINGS] = settings
+        if settings.active:
+            from . import fixtures
+            from .session import open_session
+
+            config.stash[SESSION] = open_session(config, settings)
+            config.pluginmanager.register(fixtures, "pdperf-fixtures")
+    except UsageProblem as problem:
+        raise pytest.UsageError(str(problem)) from None
+
+
+def pytest_report_header(config: pytest.Config) -> list[str] | None:
+    """Show every effective setting of a measuring run."""
+    session = config.stash.get(SESSION, None)
+    return session.header() if session else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make topologies x cells the parameters of every test that takes the fixtures `topology` and `cell`."""
+    wanted = [name for name in ("topology", "cell") if name in metafunc.fixturenames]
+    if not wanted:
+        return
+    session = metafunc.config.stash.get(SESSION, None)
+    if session is None:
+        marks = [pytest.mark.pd, pytest.mark.aggregated, pytest.mark.skip(reason=HOW_TO_RUN)]
+        metafunc.parametrize(wanted, [pytest.param(*[None] * len(wanted), marks=marks, id="not-asked-for")])
+        return
+    marker = metafunc.definition.get_closest_marker("pdperf_cells")
+    streams = marker.args[0] if marker and marker.args else "single"
+    for name in wanted:
+        parameters = session.topology_parameters() if name == "topology" else session.cell_parameters(streams)
+        metafunc.parametrize(name, parameters, indirect=True, scope="session" if name == "topology" else "function")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Check what the selected items need (GPUs, programs, ports) once, before the first of them starts."""
+    pdperf = session.config.stash.get(SESSION, None)
+    if pdperf is None or session.config.option.collectonly:
+        return
+    try:
+        pdperf.prepare(session.items)
+    except UsageProblem as problem:
+        raise pytest.UsageError(str(problem)) from None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """With `--plan`, print and start nothing."""
+    pdperf = session.config.stash.get(SESSION, None)
+    if pdperf is None or not pdperf.settings["plan"] or session.config.option.collectonly:
+        return None
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    for line in pdperf.describe_plan():
+        reporter.write_line(line)
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put a cell's verdict into the report, so that JUnit, xdist and other plugins see it."""
+    report = yield
+    pdperf = item.config.stash.get(SESSION, None)
+    if pdperf is not None and call.when == "call":
+        report.user_properties.extend(pdperf.properties_of(item.nodeid))
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Take everything down and write baselines once, whatever happened before."""
+    pdperf = session.config.stash.get(SESSION, None)
+    if pdperf is not None:
+        pdperf.finish()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Last resort after an internal error: nothing that we started may stay behind."""
+    pdperf = config.stash.get(SESSION, None)
+    if pdperf is not None:
+        pdperf.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Show the tables and what became of the baselines."""
+    pdperf = config.stash.get(SESSION, None)
+    if pdperf is None:
+        return
+    from .report.terminal import write_summary
+
+    write_summary(terminalreporter, pdperf.summary())

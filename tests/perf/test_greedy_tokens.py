@@ -1,0 +1,20 @@
+"""Silent KV corruption: the same prompt must give the same greedy tokens however it is served."""
+
+import pytest
+
+from pytest_pdperf.session import Session
+from pytest_pdperf.stack.launch import Stack
+
+LENGTHS = (64, 300)
+"""Prompt tokens: below and above one block of the engines' usual block sizes (16 to 128 tokens)."""
+
+
+@pytest.mark.pdperf_cells("none")
+def test_greedy_tokens_are_equal(pdperf: Session, stack: Stack) -> None:
+    """Through the router, on each engine alone, and on every other topology of this run: one answer."""
+    for length in LENGTHS:
+        answers = pdperf.greedy_answers(stack, length)
+        expected = answers["through the router"]
+        assert len(expected) == pdperf.GREEDY_TOKENS, f"{len(expected)} tokens through the router"
+        different = {place: tokens for place, tokens in answers.items() if tokens != expected}
+        assert not different, f"{length} prompt tokens: router says {expected}, but {different}"
