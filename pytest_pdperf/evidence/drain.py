@@ -20,7 +20,7 @@ Scrape = Callable[[Mapping[str, str], float], Mapping[str, Snapshot | Unknown]]
 
 @dataclass(frozen=True)
 class Drain:
-    """How the wait ended. `snapshots` are the pages of the last look and can serve as the page after the cell."""
+    """How the wait ended. `snapshots` are of the last look and can serve as those after the cell."""
 
     status: Literal["drained", "busy", "unknown"]
     waited_s: float
@@ -29,7 +29,7 @@ class Drain:
 
 
 def usage_slack(snapshot: Snapshot) -> float:
-    """How much KV usage may differ from its idle level: one block, or 0.01 when the block share is unknown."""
+    """How far KV usage may be off its idle level: one block, or 0.01 when the block share is unknown."""
     share = kv_block_share(snapshot)
     return IDLE_SLACK if share is None else share * 1.001
 
@@ -37,7 +37,7 @@ def usage_slack(snapshot: Snapshot) -> float:
 def busy_reason(now: Snapshot | Unknown, idle: Snapshot | Unknown | None = None) -> str | Unknown | None:
     """Why an engine is not idle, or None when it is; Unknown when its page does not tell.
 
-    Idle means running = waiting = 0 and, where the page before the cell is given, KV usage back to that level.
+    Idle means running = waiting = 0 and, where the page before the cell is given, KV usage back to its level.
     """
     if isinstance(now, Unknown):
         return now
@@ -112,10 +112,10 @@ def judge_leak(
     *,
     slack: float = IDLE_SLACK,
 ) -> LeakVerdict:
-    """Judge three looks at KV usage (0..1): idle, a few seconds after the requests ended, after the hold timeout.
+    """Judge three looks at KV usage (0..1): idle, seconds after the requests ended, after the hold timeout.
 
-    Blocks that return only when the engine's hold time is over are a failure as well: until then they take room
-    from the next cell.
+    Blocks that return only when the engine's hold time is over are a failure as well: until then they take
+    room from the next cell.
     """
     if running_plus_waiting is None or idle_before is None or after is None:
         return LeakVerdict("unknown", "usage or queue gauges are not known", False)

@@ -1,4 +1,4 @@
-"""Look a quantity up by meaning: the first known form on the page answers, and a hole comes with its reason."""
+"""Look a quantity up by meaning: the first known form on the page answers, a hole comes with its reason."""
 
 from __future__ import annotations
 

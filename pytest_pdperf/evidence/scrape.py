@@ -1,4 +1,4 @@
-"""Fetch the metrics page of every engine at once, each from the engine itself and never through the router."""
+"""Fetch the metrics pages of all engines at once, each from the engine itself, never through the router."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def scrape(
 ) -> dict[str, Snapshot | Unknown]:
     """Read all pages concurrently: instance id -> snapshot, or the reason why there is none.
 
-    `urls` maps instance ids to base URLs. `timeout_s` bounds each page as a whole, also one that drips byte by
-    byte. Never raises for what a server does.
+    `urls` maps instance ids to base URLs. `timeout_s` bounds each page as a whole, also one that drips byte
+    by byte. Never raises for what a server does.
     """
     if not urls:
         return {}
