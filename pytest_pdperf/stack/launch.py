@@ -1,0 +1,339 @@
+"""Brings a planned stack up, watches it and takes it down, leaving nothing behind in any case."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from pytest_pdperf.engines.base import Instance
+from pytest_pdperf.errors import BringUpError, RoleDied
+from pytest_pdperf.stack import pairs
+from pytest_pdperf.stack.greedy import Answer, client
+from pytest_pdperf.stack.logs import Follower, read_lines, strip_stamp, tail
+from pytest_pdperf.stack.plan import LaunchPlan
+from pytest_pdperf.stack.processes import ManagedProcess
+from pytest_pdperf.stack.secrets import mask
+
+GRACE_S = 10.0
+"""Between SIGTERM and SIGKILL on a normal end."""
+FAILED_GRACE_S = 3.0
+"""The same after a bring-up that failed."""
+_TICK_S = 0.1
+_HTTP_S = 0.5
+"""Time-out of one health request: short, so that a death is noticed within a second."""
+_ADDRESS_IN_USE = re.compile(r"[Aa]ddress already in use|EADDRINUSE")
+
+Progress = Callable[[str], None]
+
+
+class Stack:
+    """A topology that is up. Use as a context manager, or call `close`."""
+
+    def __init__(self, plan: LaunchPlan, processes: Mapping[str, ManagedProcess]) -> None:
+        self.plan = plan
+        self.processes = dict(processes)
+        self.startup_s: dict[str, float] = {}
+        """Stage (`engines`, `router`, `pairs`, `total`) -> seconds."""
+        self.warmth = pairs.Warmth((), ())
+        self.notes: tuple[str, ...] = ()
+        """What is worth a line in the report, such as pairs that the router never forms."""
+        self.leftovers: tuple[str, ...] = ()
+        """After `close`: processes that could not be killed."""
+        self._closed = False
+
+    @property
+    def url(self) -> str:
+        """Base URL that clients talk to."""
+        return self.plan.url
+
+    @property
+    def model(self) -> str:
+        """Model name for requests."""
+        return self.plan.served_model
+
+    @property
+    def role_urls(self) -> dict[str, str]:
+        """Instance id -> base URL of its HTTP server (health, metrics)."""
+        return {i.id: i.url for i in self.plan.instances}
+
+    @property
+    def router_metrics_url(self) -> str | None:
+        """URL of the router's Prometheus page; None without a router."""
+        router = self.plan.router_instance
+        return None if router is None else f"http://{router.host}:{router.metrics_port}/metrics"
+
+    @property
+    def logs(self) -> dict[str, Path]:
+        """Instance id (and `router`) -> log file."""
+        return {id: process.log for id, process in self.processes.items()}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Instance id (and `router`) -> pid, as far as known."""
+        for process in self.processes.values():
+            process.poll()
+        return {id: p.pid for id, p in self.processes.items() if p.pid is not None}
+
+    def check(self) -> None:
+        """Raise RoleDied when any process of the stack has ended."""
+        for id, process in self.processes.items():
+            end = process.poll()
+            if end is not None:
+                reason, detail = obituary(self.plan, process)
+                raise RoleDied(id, reason, detail)
+
+    def close(self, grace_s: float = GRACE_S) -> tuple[str, ...]:
+        """End every process, the router first; idempotent. Returns (and keeps) what could not be killed.
+
+        A Ctrl-C meanwhile cuts the grace short and is raised again when everything has ended.
+        """
+        if self._closed:
+            return self.leftovers
+        interrupted: BaseException | None = None
+        router = self.processes.get("router")
+        order = ([router] if router else []) + [p for p in self.processes.values() if p is not router]
+        for process in order:
+            process.ask_to_stop(grace_s)
+        while True:
+            try:
+                left = [line for process in order for line in process.wait_stopped()]
+                break
+            except BaseException as error:
+                interrupted = error
+                for process in order:
+                    process.ask_to_stop(0.0)
+        self.leftovers = tuple(left)
+        self._closed = True
+        self.plan.release()
+        if interrupted is not None:
+            raise interrupted
+        return self.leftovers
+
+    def __enter__(self) -> Stack:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(GRACE_S if kind is None else FAILED_GRACE_S)
+
+
+def obituary(plan: LaunchPlan, process: ManagedProcess) -> tuple[str, str]:
+    """(one line, log tail) about a process that has ended."""
+    end = process.poll()
+    how = end.describe() if end is not None else "still running"
+    cause = blame(plan, process)
+    return (f"{how}: {cause}" if cause else how), tail(process.log)
+
+
+def blame(plan: LaunchPlan, process: ManagedProcess) -> str | None:
+    """The log line that explains a death, masked; None when nothing stands out."""
+    lines = read_lines(process.log)
+    if process.id == "router":
+        bad = [line for line in lines if re.search(r"panicked at|\berror\b|Error\b", line, re.IGNORECASE)]
+        cause = bad[-1] if bad else None
+    else:
+        cause = plan.engine.root_cause(lines)
+    return mask(cause.strip()[:500], process.secrets) if cause else None
+
+
+def launch(
+    plan: LaunchPlan,
+    *,
+    deadline_s: float,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Stack:
+    """Start everything of a plan and return when it is really ready.
+
+    Ready is: every engine healthy and serving the model, the router sees every worker, and a real request
+    went through every prefill x decode pair. The router starts last, because vllm-router counts workers
+    healthy that came up after it without asking them.
+
+    Raises BringUpError, within about a second of a process dying or at `deadline_s` at the latest; whatever
+    was started has ended by then, and the plan's ports are free.
+    """
+    bring_up = _BringUp(plan, deadline_s, progress or (lambda text: None), clock, sleep)
+    try:
+        bring_up.engines()
+        bring_up.router()
+        bring_up.pairs()
+    except BaseException:
+        bring_up.stack.close(FAILED_GRACE_S)
+        raise
+    bring_up.stack.startup_s["total"] = clock() - bring_up.began
+    return bring_up.stack
+
+
+@dataclass
+class _Seen:
+    """What is known about the start-up of one process."""
+
+    follower: Follower
+    stage: str = "starting"
+    since: float = 0.0
+    last_line: str = ""
+
+
+class _BringUp:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        deadline_s: float,
+        progress: Progress,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.plan = plan
+        self.progress = progress
+        self.clock = clock
+        self.sleep = sleep
+        self.began = clock()
+        self.deadline_s = deadline_s
+        self.stack = Stack(plan, {})
+        self.seen: dict[str, _Seen] = {}
+
+    def start(self, id: str) -> None:
+        process = ManagedProcess(
+            id,
+            self.plan.commands[id],
+            log=self.plan.log(id),
+            run_id=self.plan.run_id,
+            cpus=self.plan.cpus.get(id, ()),
+        )
+        self.stack.processes[id] = process
+        self.seen[id] = _Seen(Follower(process.log), since=self.clock())
+
+    def engines(self) -> None:
+        """Start all engines together and wait until each is healthy and lists the model."""
+        began = self.clock()
+        for instance in self.plan.instances:
+            self.start(instance.id)
+        waiting: dict[str, Instance] = {i.id: i for i in self.plan.instances}
+        with client(_HTTP_S) as http:
+            while waiting:
+                for id, instance in list(waiting.items()):
+                    self.watch(waiting)
+                    if self._serves(http, instance):
+                        self._stage(id, "healthy")
+                        del waiting[id]
+                if waiting:
+                    self.sleep(_TICK_S)
+        self.watch({})
+        self.stack.startup_s["engines"] = self.clock() - began
+
+    def router(self) -> None:
+        """Start the router and wait until it counts every worker."""
+        router, instance = self.plan.router, self.plan.router_instance
+        if router is None or instance is None:
+            return
+        began = self.clock()
+        self.start("router")
+        answer: str = "no answer yet"
+        with client(_HTTP_S) as http:
+            while True:
+                self.watch({"router": None}, f"last readiness answer: {answer}")
+                try:
+                    response = http.get(instance.url + router.ready_path(instance))
+                    answer = f"HTTP {response.status_code} {response.text[:200]}"
+                    body = response.json() if response.status_code == 200 else None
+                except (httpx.HTTPError, ValueError) as error:
+                    body, answer = None, type(error).__name__
+                if isinstance(body, Mapping) and router.sees_all_workers(instance, body):
+                    break
+                self.sleep(_TICK_S)
+        self._stage("router", "sees every worker")
+        self.stack.startup_s["router"] = self.clock() - began
+
+    def pairs(self) -> None:
+        """Send real requests until every pair has served one."""
+        began = self.clock()
+        left = max(1.0, self.deadline_s - (began - self.began))
+        with client(left) as http:
+            warmth = pairs.warm_up(self.plan, http, self._watched, timeout_s=left)
+        self.watch({})
+        self.stack.warmth = warmth
+        self.stack.notes = warmth.notes
+        self.stack.startup_s["pairs"] = self.clock() - began
+
+    def watch(self, waiting: Mapping[str, object], extra: str = "") -> None:
+        """Follow the logs; raise BringUpError for a death, a port conflict or the deadline."""
+        for id, seen in self.seen.items():
+            for line in seen.follower.new_lines():
+                if line.strip():
+                    seen.last_line = line
+                stage = None if id == "router" else self.plan.engine.stage(line)
+                if stage is not None:
+                    self._stage(id, stage)
+                if id != "router" and _ADDRESS_IN_USE.search(line):
+                    # In a side thread this leaves a server that is healthy and cannot transfer.
+                    self._fail(id, f"a port was taken: {line.strip()[:300]}")
+        for id, process in self.stack.processes.items():
+            if process.poll() is not None:
+                reason, detail = obituary(self.plan, process)
+                age = process.age_s()
+                raise BringUpError(
+                    f"{id} ended {age:.1f} s after its start, stage '{self.seen[id].stage}': {reason}", detail
+                )
+        if self.clock() - self.began > self.deadline_s:
+            late = next(iter(waiting), None)
+            if late is None:
+                return
+            seen = self.seen[late]
+            names = ", ".join(waiting)
+            text = f"not ready after {self.deadline_s:g} s (waiting for {names}); stage '{seen.stage}' for "
+            text += f"{self.clock() - seen.since:.1f} s"
+            self._fail(late, text + (f"; {extra}" if extra else ""))
+
+    def _fail(self, id: str, text: str) -> None:
+        process = self.stack.processes[id]
+        raise BringUpError(mask(f"{id}: {text}", process.secrets), tail(process.log))
+
+    def _stage(self, id: str, stage: str) -> None:
+        seen = self.seen[id]
+        if seen.stage != stage:
+            seen.stage, seen.since = stage, self.clock()
+            self.progress(f"{id}: {stage} ({self.clock() - self.began:.0f} s)")
+
+    def _serves(self, http: httpx.Client, instance: Instance) -> bool:
+        try:
+            if http.get(instance.url + "/health").status_code != 200:
+                return False
+            listed = http.get(instance.url + "/v1/models").json()
+            return any(m.get("id") == instance.served_model for m in listed.get("data", ()))
+        except (httpx.HTTPError, ValueError, AttributeError, TypeError):
+            return False
+
+    def _watched(self, what: str, request: Callable[[], Answer]) -> Answer:
+        """Run a request in a thread of its own while this one watches processes and deadline."""
+        answers: list[Answer] = []
+        thread = threading.Thread(target=lambda: answers.append(request()), daemon=True)
+        self.progress(what)
+        thread.start()
+        while thread.is_alive():
+            self.watch({})
+            if self.clock() - self.began > self.deadline_s:
+                raise BringUpError(
+                    f"{what}: no answer at the deadline of {self.deadline_s:g} s", self._tails()
+                )
+            thread.join(_TICK_S)
+        answer = answers[0] if answers else Answer(error="the request ended without an answer")
+        if answer.error:
+            self.sleep(_TICK_S)
+            self.watch({})  # a death explains it better
+            raise BringUpError(f"{what}: {answer.error}", self._tails())
+        return answer
+
+    def _tails(self) -> str:
+        return "\n".join(
+            f"--- {id}\n" + "\n".join(strip_stamp(line) for line in tail(p.log, 12).splitlines())
+            for id, p in self.stack.processes.items()
+        )

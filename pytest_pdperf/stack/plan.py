@@ -1,0 +1,291 @@
+"""Decides everything about a launch before anything starts: ports, devices, command lines, log files."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_pdperf.engines.base import Command, Engine, Instance, Ports, Programs
+from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.routers.base import Router, RouterInstance
+from pytest_pdperf.spec.topology import FlagValue, Kind, Role, RoleSpec, Topology
+from pytest_pdperf.stack.ports import PortLease, PortRegistry
+from pytest_pdperf.stack.secrets import mask, secret_values
+
+_DIST_PORTS = 4
+"""Ports from `Ports.dist_init` on that one engine may use for itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """A launch with everything decided. Its ports are held until `release`."""
+
+    run_id: str
+    topology: Topology
+    engine: Engine
+    router: Router | None
+    instances: tuple[Instance, ...]
+    commands: Mapping[str, Command]
+    """Instance id (and `router`) -> command."""
+    router_instance: RouterInstance | None
+    served_model: str
+    log_dir: Path
+    registry: PortRegistry
+    leases: tuple[PortLease, ...]
+    cpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Instance id -> CPUs of its NUMA node; ids without a preference are left out."""
+
+    @property
+    def url(self) -> str:
+        """Base URL that clients talk to: the router's, or the only server's."""
+        return self.router_instance.url if self.router_instance is not None else self.instances[0].url
+
+    def log(self, id: str) -> Path:
+        """Log file of an instance or of `router`."""
+        return self.log_dir / f"{id}.log"
+
+    def of_role(self, role: Role) -> tuple[Instance, ...]:
+        """Instances of one role in start order."""
+        return tuple(i for i in self.instances if i.role is role)
+
+    def prompt_forms(self) -> frozenset[str]:
+        """Which of `token_ids`, `text`, `generate_ids` reach the engine."""
+        forms = self.engine.supported_prompts()
+        return forms & self.router.supported_prompts() if self.router is not None else forms
+
+    def describe(self) -> list[str]:
+        """Lines for `--plan`: what would run where, secrets masked."""
+        lines = [
+            f"{self.topology.name}: {self.topology.kind.value}, engine {self.engine.name}"
+            f"{' (SIMULATED)' if self.engine.simulated else ''}, model {self.served_model}, url {self.url}"
+        ]
+        for instance in self.instances:
+            where = ",".join(instance.devices) or "no device"
+            ports = ", ".join(
+                f"{name} {value}"
+                for name, value in (
+                    ("http", instance.ports.http),
+                    ("side channel", instance.ports.side_channel),
+                    ("bootstrap", instance.ports.bootstrap),
+                    ("rendezvous", instance.ports.dist_init),
+                )
+                if value
+            )
+            lines.append(f"  {instance.id} on {where}: {ports}")
+            lines += self._command_lines(instance.id)
+        if self.router_instance is not None and self.router is not None:
+            lines.append(
+                f"  router {self.router.name}: http {self.router_instance.port}, "
+                f"metrics {self.router_instance.metrics_port}"
+            )
+            lines += self._command_lines("router")
+        return lines
+
+    def _command_lines(self, id: str) -> list[str]:
+        command = self.commands[id]
+        values = secret_values(command.env)
+        env = " ".join(f"{k}={'' if v is None else v}" for k, v in sorted(command.env.items()))
+        argv = " ".join(repr(a) if re.search(r"[\s'\"{}]", a) else a for a in command.argv)
+        return [f"    {mask(argv, values)}"] + ([f"    env {mask(env, values)}"] if env else [])
+
+    def release(self) -> None:
+        """Give the ports back; after the processes have ended."""
+        for lease in self.leases:
+            self.registry.release(lease)
+
+
+def plan_launch(
+    topology: Topology,
+    engine: Engine,
+    router: Router | None,
+    *,
+    placement: Mapping[str, tuple[str, ...]],
+    model: str,
+    served_model: str,
+    programs: Programs,
+    log_dir: Path,
+    run_id: str,
+    ports: PortRegistry,
+    extra_args: Mapping[str, FlagValue] | None = None,
+    role_args: Mapping[str, Mapping[str, FlagValue]] | None = None,
+    numa: Mapping[str, int] | None = None,
+) -> LaunchPlan:
+    """Turn a topology into command lines. Starts nothing; reserves ports, which the plan then holds.
+
+    `placement` maps instance ids to device strings, `numa` to NUMA nodes. Arguments merge in the order
+    engine_args, the role's args, `extra_args`, `role_args[role]`; later wins. `router=None` is for one
+    aggregated server alone. Raises UsageProblem for what is known to fail: missing programs and models,
+    wrong placement, ports in use.
+    """
+    if router is None and (topology.kind is Kind.PD or len(topology.instances) > 1):
+        raise UsageProblem(f"{topology.name}: {len(topology.instances)} engines need a router in front")
+    unknown = sorted(set(role_args or {}) - {role.value for role in topology.roles})
+    if unknown:
+        known = ", ".join(role.value for role in topology.roles)
+        raise UsageProblem(
+            f"{topology.name}: arguments for role {unknown[0]!r}, which it lacks (it has {known})"
+        )
+    devices = tuple(dict.fromkeys(d for id, _, _ in topology.instances for d in placement.get(id, ())))
+    engine.check(programs, topology, devices)
+    if router is not None:
+        router.check(programs)
+    if not engine.simulated:
+        check_model(model)
+
+    taken: list[PortLease] = []
+    try:
+        instances = tuple(
+            _instance(
+                topology,
+                (id, role, spec),
+                devices=placement.get(id, ()),
+                model=model,
+                served_model=served_model,
+                args=_merged(topology.engine_args, spec.args, extra_args, (role_args or {}).get(role.value)),
+                ports=_ports(topology, id, role, spec, ports, taken),
+                numa_node=(numa or {}).get(id),
+                simulated=engine.simulated,
+            )
+            for id, role, spec in topology.instances
+        )
+        commands = {i.id: engine.command(i, programs) for i in instances}
+        router_instance = None
+        if router is not None:
+            router_instance = _router(topology, instances, ports, taken)
+            commands["router"] = router.command(router_instance, programs)
+    except BaseException:
+        for lease in taken:
+            ports.release(lease)
+        raise
+    cpus = {i.id: node_cpus(i.numa_node) for i in instances if i.numa_node is not None}
+    return LaunchPlan(
+        run_id=run_id,
+        topology=topology,
+        engine=engine,
+        router=router,
+        instances=instances,
+        commands=commands,
+        router_instance=router_instance,
+        served_model=served_model,
+        log_dir=log_dir,
+        registry=ports,
+        leases=tuple(taken),
+        cpus={id: found for id, found in cpus.items() if found},
+    )
+
+
+def check_model(model: str) -> None:
+    """Raise UsageProblem for a model that cannot be loaded without a network: engines are started offline."""
+    path = Path(model).expanduser()
+    looks_like_path = model.startswith(("/", "./", "../", "~")) or model.count("/") > 1
+    if path.exists():
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise UsageProblem(
+                f"model {model}: the directory has no config.json; name a directory of a saved model"
+            )
+        return
+    if looks_like_path:
+        raise UsageProblem(f"model {model}: no such file or directory")
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    if not (hub / f"models--{model.replace('/', '--')}").is_dir():
+        raise UsageProblem(
+            f"model {model!r} is neither a directory nor in the model cache {hub}; engines start offline, "
+            f"so fetch it first (hf download {model}) or name a directory"
+        )
+
+
+def node_cpus(node: int | None, root: Path = Path("/sys/devices/system/node")) -> tuple[int, ...]:
+    """CPUs of a NUMA node that this process may use; empty when that is unknown."""
+    try:
+        text = (root / f"node{node}" / "cpulist").read_text().strip()
+    except OSError:
+        return ()
+    cpus: set[int] = set()
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        if low:
+            cpus.update(range(int(low), int(high or low) + 1))
+    return tuple(sorted(cpus & os.sched_getaffinity(0)))
+
+
+def _merged(*layers: Mapping[str, FlagValue] | None) -> dict[str, FlagValue]:
+    out: dict[str, FlagValue] = {}
+    for layer in layers:
+        for key, value in (layer or {}).items():
+            name = key.lstrip("-").replace("-", "_")
+            out.pop(name, None)
+            out[name] = value
+    return out
+
+
+def _ports(
+    topology: Topology, id: str, role: Role, spec: RoleSpec, ports: PortRegistry, taken: list[PortLease]
+) -> Ports:
+    def take(kind: str, count: int = 1) -> int:
+        lease = ports.reserve(f"{topology.name} {id} {kind}", count)
+        taken.append(lease)
+        return lease.first
+
+    pd = topology.kind is Kind.PD
+    return Ports(
+        http=take("http"),
+        side_channel=take("side channel", spec.tensor_parallel) if pd else 0,
+        bootstrap=take("bootstrap") if role is Role.PREFILL else 0,
+        dist_init=take("rendezvous", _DIST_PORTS),
+    )
+
+
+def _instance(
+    topology: Topology,
+    which: tuple[str, Role, RoleSpec],
+    *,
+    devices: Sequence[str],
+    model: str,
+    served_model: str,
+    args: Mapping[str, FlagValue],
+    ports: Ports,
+    numa_node: int | None,
+    simulated: bool,
+) -> Instance:
+    id, role, spec = which
+    devices = tuple(devices)
+    if not simulated and devices != ("cpu",) and len(devices) != spec.tensor_parallel:
+        raise UsageProblem(
+            f"{topology.name}: {id} needs {spec.tensor_parallel} device(s), placement gives {len(devices)}"
+            f"{': ' + ','.join(devices) if devices else ''}"
+        )
+    return Instance(
+        id=id,
+        role=role,
+        ports=ports,
+        devices=devices,
+        tensor_parallel=spec.tensor_parallel,
+        model=model,
+        served_model=served_model,
+        args=args,
+        env={**topology.env, **spec.env},
+        kv_transfer=topology.kv_transfer,
+        numa_node=numa_node,
+    )
+
+
+def _router(
+    topology: Topology, instances: tuple[Instance, ...], ports: PortRegistry, taken: list[PortLease]
+) -> RouterInstance:
+    label = f"{topology.name} router"
+    wanted = topology.router.port
+    taken.append(ports.reserve_fixed(f"{label} http", wanted) if wanted else ports.reserve(f"{label} http"))
+    port = taken[-1].first
+    taken.append(ports.reserve(f"{label} metrics"))
+    return RouterInstance(
+        spec=topology.router,
+        kind=topology.kind,
+        port=port,
+        metrics_port=taken[-1].first,
+        workers=instances,
+        kv_transfer=topology.kv_transfer,
+    )

@@ -1,0 +1,89 @@
+"""An engine for tests of the stack room: a small process that speaks vLLM's API and misbehaves on request."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_pdperf.engines.base import Command, Instance, Programs
+from pytest_pdperf.routers.registry import get_router
+from pytest_pdperf.spec.topology import FlagValue, Topology
+from pytest_pdperf.stack.plan import LaunchPlan, plan_launch
+from pytest_pdperf.stack.ports import PortRegistry
+
+PROGRAMS = Programs((Path(sys.executable).parent,))
+_SCRIPT = Path(__file__).with_name("fake_engine.py")
+
+
+class FakeEngine:
+    name = "fake"
+    default_router = "vllm_router"
+    simulated = True
+    needs_gpu = False
+
+    def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
+        pass
+
+    def command(self, instance: Instance, programs: Programs) -> Command:
+        argv = (
+            sys.executable,
+            "-I",
+            "-S",
+            str(_SCRIPT),
+            instance.id,
+            instance.host,
+            str(instance.ports.http),
+        )
+        return Command((*argv, instance.served_model, instance.role.value), dict(instance.env))
+
+    def stage(self, line: str) -> str | None:
+        if "Loading weights" in line:
+            return "loading weights"
+        return "serving" if "Starting vLLM server" in line else None
+
+    def root_cause(self, lines: Sequence[str]) -> str | None:
+        return next((line for line in lines if "Error:" in line), None)
+
+    def version(self, programs: Programs) -> str:
+        return "0"
+
+    def supported_prompts(self) -> frozenset[str]:
+        return frozenset({"token_ids", "text"})
+
+
+def topology(
+    *,
+    prefill: int = 1,
+    decode: int = 1,
+    servers: int = 0,
+    env: Mapping[str, Mapping[str, str]] | None = None,
+    router: Mapping[str, object] | None = None,
+    engine_args: Mapping[str, FlagValue] | None = None,
+) -> Topology:
+    """A pd topology, or an aggregated one when `servers` is given; `env` is by role."""
+    counts = {"server": servers} if servers else {"prefill": prefill, "decode": decode}
+    return Topology.model_validate(
+        {
+            "name": "t",
+            "kind": "aggregated" if servers else "pd",
+            "roles": {r: {"replicas": n, "env": dict((env or {}).get(r, {}))} for r, n in counts.items()},
+            "router": dict(router or {}),
+            "engine_args": dict(engine_args or {}),
+        }
+    )
+
+
+def plan(top: Topology, folder: Path, ports: PortRegistry, *, run_id: str) -> LaunchPlan:
+    return plan_launch(
+        top,
+        FakeEngine(),
+        get_router("vllm-router"),
+        placement={},
+        model="fake",
+        served_model="m",
+        programs=PROGRAMS,
+        log_dir=folder,
+        run_id=run_id,
+        ports=ports,
+    )
