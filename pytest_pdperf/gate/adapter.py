@@ -7,7 +7,7 @@ from datetime import datetime
 
 from pytest_pdperf.measure.cell_result import CellResult
 from pytest_pdperf.measure.table import METRICS
-from pytest_pdperf.spec.tolerances import Tolerance, Tolerances
+from pytest_pdperf.spec.tolerances import Tolerances
 
 from .baseline import CellBaseline
 from .catalogue import Catalogue, MetricSpec
@@ -54,8 +54,9 @@ def judge(
     """
 
     def tolerance_of(metric: str, spec: MetricSpec) -> ToleranceLike:
-        default = Tolerance(spec.tau or 0.0, spec.floor)
-        return tolerances.for_(metric, result.workload, result.cell, result.topology, default)
+        return tolerances.for_(
+            metric, result.workload, result.cell, result.topology, spec.tau or 0.0, spec.floor
+        )
 
     measured = measurement(result, taken=taken, inconclusive=inconclusive, absent=absent, extra=extra)
     return judge_cell(measured, baseline, siblings, tolerance_of, catalogue)

@@ -87,6 +87,10 @@ class Launch(Strict):
     driver: str = "unknown"
     host: str = "unknown"
     """Hash of the host's name."""
+    session: str = ""
+    """Run id: launches of one session share the state of the machine, so their spread is the noise of a
+    pair.
+    """
     reason: str = ""
     environment: dict[str, str] = Field(default_factory=dict)
     """Anything else worth knowing later: clocks, router version, transport really used."""

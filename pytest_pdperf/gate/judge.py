@@ -16,6 +16,7 @@ from .statistics import (
     floor_score,
     limit_for,
     log_score,
+    pool,
     prior_variance,
     relative_worsening,
     summarise,
@@ -303,8 +304,6 @@ def pooled_siblings(
     """v0 per metric over every cell but `cell`: the variances of the cells that share its key, weighted
     with B-1.
     """
-    from .statistics import pool
-
     groups: dict[str, list[list[float]]] = {}
     for other, baseline in baselines.items():
         if other == cell:
@@ -315,6 +314,28 @@ def pooled_siblings(
                 groups.setdefault(name, []).append(
                     [log_score(v, spec.direction) for v in baseline.values(name)]
                 )
+    return {name: pool(scores) for name, scores in groups.items()}
+
+
+def pooled_sessions(baselines: Mapping[str, CellBaseline], catalogue: Catalogue) -> dict[str, Pooled]:
+    """Launch-to-launch variance within one session per metric, over every cell and session with two
+    launches or more.
+
+    Smaller than v0, which also holds what changes from night to night; a paired comparison cancels that part.
+    """
+    groups: dict[str, list[list[float]]] = {}
+    for baseline in baselines.values():
+        sessions: dict[str, list[Mapping[str, float]]] = {}
+        for launch in baseline.launches:
+            if launch.session:
+                sessions.setdefault(launch.session, []).append(launch.values)
+        for name in baseline.metrics:
+            spec = spec_of(name, catalogue)
+            if spec is None:
+                continue
+            for launches in sessions.values():
+                scores = [log_score(values[name], spec.direction) for values in launches if name in values]
+                groups.setdefault(name, []).append(scores)
     return {name: pool(scores) for name, scores in groups.items()}
 
 

@@ -15,7 +15,7 @@ from .baseline import BaselineFile, BaselineProblem, CellBaseline, dumps, read
 from .catalogue import Catalogue
 from .fingerprint import BaselineKey, CellRef
 from .history import HistoryEntry, history_path, to_line
-from .judge import pooled_siblings
+from .judge import pooled_sessions, pooled_siblings
 from .statistics import Pooled
 from .update import Change, Mode, Outcome, apply, prune
 
@@ -66,6 +66,13 @@ class BaselineStore:
         """v0 per metric, pooled over the other cells under the same key."""
         others = {f"{cell} {digest}": baseline for (cell, digest), baseline in self.load(key).items()}
         return pooled_siblings(others, f"{ref.id} {ref.digest}", self._catalogue)
+
+    def sessions(self, key: BaselineKey) -> dict[str, Pooled]:
+        """Launch-to-launch variance within one session per metric, over every cell under this key."""
+        return pooled_sessions(
+            {f"{cell} {digest}": baseline for (cell, digest), baseline in self.load(key).items()},
+            self._catalogue,
+        )
 
     def nearest(self, key: BaselineKey, ref: CellRef, count: int = 2) -> str:
         """One line for NO_BASELINE: the stored keys that come closest and what differs, or where one would
