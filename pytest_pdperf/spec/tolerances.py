@@ -55,12 +55,13 @@ class Tolerances(Frozen):
 
     overrides: tuple[Override, ...] = ()
 
-    def for_(self, metric: str, workload: str, cell: str, topology: str, default: Tolerance) -> Tolerance:
-        """`default` (from the metric table) with the exceptions that apply.
+    def for_(
+        self, metric: str, workload: str, cell: str, topology: str, tau: float, floor: float
+    ) -> Tolerance:
+        """The metric table's defaults `tau` and `floor` with the exceptions that apply.
 
         The most specific override wins, the later one among equals; tau and floor are decided separately.
         """
-        tau, floor = default.tau, default.floor
         for override in sorted(self.overrides, key=lambda o: o.specificity):
             if override.matches(metric, workload, cell, topology):
                 tau = tau if override.tau is None else override.tau

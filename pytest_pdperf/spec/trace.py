@@ -7,7 +7,9 @@ leading ids mean a shared prefix).
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +52,14 @@ def read_trace(path: Path, limit: int | None = None) -> tuple[TraceRequest, ...]
     if not found:
         raise UsageProblem(f"{path}: the trace is empty")
     return tuple(found)
+
+
+def digest(requests: Sequence[TraceRequest]) -> str:
+    """SHA-256 over times, lengths and shared prefixes: equal for equal load, whatever the file's layout."""
+    sha = hashlib.sha256()
+    for r in requests:
+        sha.update(f"{r.at_s!r} {r.input_tokens} {r.output_tokens} {r.hash_ids}\n".encode())
+    return sha.hexdigest()
 
 
 def _parse(line: str, where: str, previous_s: float) -> TraceRequest:

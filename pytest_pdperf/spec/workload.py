@@ -34,6 +34,8 @@ class TraceReplay(Frozen):
 
     kind: Literal["trace"] = "trace"
     path: str
+    sha256: str = ""
+    """Digest of the requests used: what the trace sends, wherever its file lies."""
     speed: float = Field(default=1.0, gt=0)
 
 
@@ -100,6 +102,14 @@ class Cell(Frozen):
     def concurrency(self) -> int | None:
         """Clients of the main stream in a closed loop, None otherwise."""
         return self.main.arrival.concurrency if isinstance(self.main.arrival, ClosedLoop) else None
+
+    @property
+    def load(self) -> dict[str, object]:
+        """What the cell sends and asks for, as plain data for a digest: no path, name or deadline."""
+        plain = self.model_dump(mode="json", include={"streams", "warmups", "slo"})
+        for stream in plain["streams"]:
+            stream["arrival"].pop("path", None)
+        return plain
 
     @property
     def max_context(self) -> int:

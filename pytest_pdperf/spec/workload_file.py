@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from .document import Document, Key
 from .topology import Frozen
-from .trace import read_trace
+from .trace import digest, read_trace
 from .validation import suggestion, validate
 from .workload import Arrival, Cell, ClosedLoop, OpenLoop, Slo, Stream, TraceReplay, Workload
 
@@ -253,7 +253,9 @@ class _Group:
             input_tokens=(min(lengths), max(lengths)),
             output_tokens=max(r.output_tokens for r in requests),
             requests=len(requests),
-            arrival=TraceReplay(path=str(path), speed=1.0 if form.speed is None else form.speed),
+            arrival=TraceReplay(
+                path=str(path), sha256=digest(requests), speed=1.0 if form.speed is None else form.speed
+            ),
         )
 
     def _levels(self) -> list[int]:
