@@ -1,0 +1,129 @@
+"""What one event of each API says, in one vocabulary: text, token ids, running count, finish reason, error.
+
+OpenAI completions and chat send differences; SGLang's native `/generate` sends the text so far and counts in
+`meta_info`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Said:
+    """Content of one event."""
+
+    text: str = ""
+    """New text only, reasoning included."""
+    carries: bool = False
+    """Holds text, reasoning, a tool-call delta or token ids."""
+    token_ids: tuple[int, ...] = ()
+    completion_tokens: int | None = None
+    """Running or final count of the server."""
+    prompt_tokens: int | None = None
+    has_choices: bool = False
+    """A grown count on an event without choices is accounting, not a token."""
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+def error_of(data: Mapping[str, Any]) -> str | None:
+    """One line for a truthy top-level `error` (object or string), None for `"error": null` or none at all."""
+    error = data.get("error")
+    if not error:
+        return error_of_object(data) if data.get("object") == "error" else None
+    if isinstance(error, Mapping):
+        return error_of_object(error)
+    return " ".join(str(error).split())
+
+
+def error_of_object(error: Mapping[str, Any]) -> str:
+    """`code type: message` of an error object, with what is there of them."""
+    label = " ".join(str(error[k]) for k in ("code", "type") if error.get(k))
+    message = " ".join(str(error.get("message") or error).split())
+    return f"{label}: {message}" if label else message
+
+
+def _count(usage: object, key: str) -> int | None:
+    value = usage.get(key) if isinstance(usage, Mapping) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    return tuple(i for i in value if isinstance(i, int)) if isinstance(value, list) else ()
+
+
+def read_openai(data: Mapping[str, Any]) -> Said:
+    """An event (or a whole answer) of `/v1/completions` or `/v1/chat/completions`."""
+    said = Said(error=error_of(data))
+    usage = data.get("usage")
+    said.completion_tokens = _count(usage, "completion_tokens")
+    said.prompt_tokens = _count(usage, "prompt_tokens")
+    choices = data.get("choices")
+    if not isinstance(choices, list):
+        return said
+    for choice in choices:
+        if isinstance(choice, Mapping):
+            said.has_choices = True
+            _read_choice(choice, said)
+    return said
+
+
+def _read_choice(choice: Mapping[str, Any], said: Said) -> None:
+    delta = choice.get("delta") or choice.get("message") or {}
+    if not isinstance(delta, Mapping):
+        delta = {}
+    pieces = [
+        choice.get("text"),
+        delta.get("reasoning_content") or delta.get("reasoning"),
+        delta.get("content"),
+    ]
+    text = "".join(piece for piece in pieces if isinstance(piece, str))
+    ids = _ids(choice.get("token_ids"))
+    said.text += text
+    said.token_ids += ids
+    if text or ids or delta.get("tool_calls") or delta.get("function_call"):
+        said.carries = True
+    reason = choice.get("finish_reason")
+    if reason:
+        said.finish_reason = str(reason)
+
+
+@dataclass(slots=True)
+class GenerateReader:
+    """Events of SGLang's `/generate`: remembers the text so far, because each event repeats it.
+
+    `output_ids` repeats too unless the server streams increments; both are told apart by what they start
+    with.
+    """
+
+    text: str = ""
+    ids: tuple[int, ...] = ()
+
+    def __call__(self, data: Mapping[str, Any]) -> Said:
+        """What this event adds to the ones before it."""
+        said = Said(error=error_of(data))
+        meta = data.get("meta_info")
+        said.has_choices = isinstance(meta, Mapping) or "text" in data
+        said.completion_tokens = _count(meta, "completion_tokens")
+        said.prompt_tokens = _count(meta, "prompt_tokens")
+        text = data.get("text")
+        if isinstance(text, str) and text:
+            said.text = text[len(self.text) :] if text.startswith(self.text) else text
+            self.text = text if text.startswith(self.text) else self.text + text
+        ids = _ids(data.get("output_ids"))
+        if ids:
+            repeats = len(ids) >= len(self.ids) and ids[: len(self.ids)] == self.ids
+            said.token_ids = ids[len(self.ids) :] if repeats else ids
+            self.ids = ids if repeats else self.ids + ids
+        said.carries = bool(said.text or said.token_ids)
+        reason = meta.get("finish_reason") if isinstance(meta, Mapping) else None
+        if isinstance(reason, Mapping):
+            said.finish_reason = str(reason.get("type") or reason)
+            if said.finish_reason == "abort" and reason.get("message"):
+                said.error = said.error or f"abort: {' '.join(str(reason['message']).split())}"
+        elif reason:
+            said.finish_reason = str(reason)
+        return said

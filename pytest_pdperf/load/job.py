@@ -1,0 +1,76 @@
+"""What the parent hands to the worker process, and what it gets to see while the worker runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from .plan import StreamPlan
+from .target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of one cell."""
+
+    target: Target
+    streams: tuple[StreamPlan, ...]
+    timeout_s: float
+    """Deadline of one request."""
+    run_id: str
+    cpus: tuple[int, ...] = ()
+    """Cores to stay on; empty leaves placement to the kernel."""
+
+    @property
+    def total(self) -> int:
+        """Measured requests of all streams."""
+        return sum(len(s.requests) for s in self.streams)
+
+    def write(self, path: Path) -> None:
+        """Store as JSON. Holds no secret: header values are read from the environment by the worker."""
+        path.write_bytes(
+            orjson.dumps(
+                {
+                    "target": self.target.to_json(),
+                    "streams": [s.to_json() for s in self.streams],
+                    "timeout_s": self.timeout_s,
+                    "run_id": self.run_id,
+                    "cpus": self.cpus,
+                }
+            )
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Job:
+        """Inverse of `write`."""
+        data = orjson.loads(path.read_bytes())
+        return cls(
+            Target.from_json(data["target"]),
+            tuple(StreamPlan.from_json(s) for s in data["streams"]),
+            data["timeout_s"],
+            data["run_id"],
+            tuple(data["cpus"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a running cell is; sent about twice a second."""
+
+    phase: str
+    """`connect`, `warm-up`, `measure` or `decode`."""
+    done: int
+    total: int
+    in_flight: int
+    failed: int
+    """Requests whose transport failed; what the bodies say is read only after the clock."""
+    elapsed_s: float
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Progress:
+        """Read one progress line of the worker."""
+        return cls(**data)

@@ -1,0 +1,131 @@
+"""The full list of requests of a cell, decided before anything is sent: prompts, lengths and send times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_pdperf.spec.workload import Cell, ClosedLoop, OpenLoop, Stream, TraceReplay
+
+from .arrivals import send_times
+from .prompts import check_context, generator, prompts_for
+from .target import Target
+from .trace import read_trace, trace_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One request before it is sent."""
+
+    prompt: tuple[int, ...]
+    output_tokens: int
+    at_s: float | None = None
+    """Due time after the start of the clock; None in a closed loop."""
+
+    def to_json(self) -> list[Any]:
+        """Compact row of the job file."""
+        return [self.prompt, self.output_tokens, self.at_s]
+
+    @classmethod
+    def from_json(cls, row: list[Any]) -> Planned:
+        """Inverse of `to_json`."""
+        return cls(tuple(row[0]), row[1], row[2])
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """One traffic class, ready to be driven: `concurrency` None means open loop by `at_s`."""
+
+    name: str
+    requests: tuple[Planned, ...]
+    warmups: tuple[Planned, ...]
+    concurrency: int | None
+    think_s: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the job file."""
+        return {
+            "name": self.name,
+            "requests": [r.to_json() for r in self.requests],
+            "warmups": [r.to_json() for r in self.warmups],
+            "concurrency": self.concurrency,
+            "think_s": self.think_s,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StreamPlan:
+        """Inverse of `to_json`."""
+        return cls(
+            data["name"],
+            tuple(Planned.from_json(r) for r in data["requests"]),
+            tuple(Planned.from_json(r) for r in data["warmups"]),
+            data["concurrency"],
+            data["think_s"],
+        )
+
+
+def plan_cell(cell: Cell, target: Target, *, seed: int, salt: str) -> tuple[StreamPlan, ...]:
+    """Everything a run of `cell` will send. Pure but for reading a trace file.
+
+    `salt` must name the run and must not name the topology. Warm-up prompts come from their own salt, so none
+    of them is ever measured. Raises UsageProblem for a request that cannot fit the server's context or a bad
+    trace.
+    """
+    plans = tuple(
+        _plan_stream(stream, target, seed, f"{salt}/{cell.workload}/{cell.id}", _share(cell, i))
+        for i, stream in enumerate(cell.streams)
+    )
+    longest = max(len(r.prompt) + r.output_tokens for p in plans for r in p.requests + p.warmups)
+    check_context(cell, target.max_context, longest if _has_trace(cell) else None)
+    return plans
+
+
+def _share(cell: Cell, position: int) -> int:
+    """Warm-ups of one stream: dealt out in turn, so that every class is warm."""
+    return len(range(position, cell.warmups, len(cell.streams)))
+
+
+def _has_trace(cell: Cell) -> bool:
+    return any(isinstance(s.arrival, TraceReplay) for s in cell.streams)
+
+
+def _plan_stream(stream: Stream, target: Target, seed: int, salt: str, warmups: int) -> StreamPlan:
+    arrival = stream.arrival
+    if isinstance(arrival, TraceReplay):
+        requests = _trace_requests(stream, arrival, target, seed, salt)
+        warm_lengths = [len(r.prompt) for r in requests[:1]] * warmups
+    else:
+        prompts = prompts_for(stream, seed=seed, salt=salt, vocab=target.vocab)
+        times: tuple[float | None, ...] = (None,) * len(prompts)
+        if isinstance(arrival, OpenLoop):
+            times = send_times(arrival, len(prompts), generator("arrivals", seed, salt, stream.name))
+        requests = tuple(Planned(p, stream.output_tokens, t) for p, t in zip(prompts, times, strict=True))
+        warm_lengths = [stream.input_tokens[1]] * warmups
+    warm = prompts_for(stream, seed=seed, salt=f"{salt}/warmup", vocab=target.vocab, lengths=warm_lengths)
+    closed = isinstance(arrival, ClosedLoop)
+    return StreamPlan(
+        name=stream.name,
+        requests=requests,
+        warmups=tuple(Planned(p, requests[0].output_tokens) for p in warm),
+        concurrency=min(arrival.concurrency, len(requests)) if isinstance(arrival, ClosedLoop) else None,
+        think_s=arrival.think_s if closed and isinstance(arrival, ClosedLoop) else 0.0,
+    )
+
+
+def _trace_requests(
+    stream: Stream, arrival: TraceReplay, target: Target, seed: int, salt: str
+) -> tuple[Planned, ...]:
+    rows = read_trace(Path(arrival.path), limit=stream.requests, speed=arrival.speed)
+    fresh = prompts_for(
+        stream, seed=seed, salt=salt, vocab=target.vocab, lengths=[row.input_tokens for row in rows]
+    )
+    return tuple(
+        Planned(
+            trace_prompt(row, seed=seed, salt=salt, vocab=target.vocab) if row.hash_ids else prompt,
+            row.output_tokens,
+            row.at_s,
+        )
+        for row, prompt in zip(rows, fresh, strict=True)
+    )

@@ -1,0 +1,135 @@
+"""The load generator's own process: `python -m pytest_pdperf.load.worker JOB OUT`.
+
+Apart from pytest, so that no collector, report or garbage collection of the parent delays a send or a read.
+Progress goes to stdout, one JSON a line; the result is left in OUT. Exit status 0, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+import uvloop
+
+from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.measure.records import RequestRecord
+
+from .bodies import headers_of
+from .decode import Expect, to_record
+from .drive import Drive, Outcome
+from .job import Job, Progress
+from .results import write_records
+from .run_signs import nagle_warning, settle_chat
+from .spool import Spool
+
+PARENT = "PDPERF_WORKER_PARENT"
+CLOCK_STEP_NS = 1_000_000
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; exit at once if that has happened already."""
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def run_job(job: Job, out: Path, *, environ: dict[str, str], progress: int | None = None) -> None:
+    """Drive a job in this process and leave its records in `out`. `progress` is a file descriptor for JSON
+    lines.
+    """
+    headers = headers_of(job.target, environ)
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+
+    def tell(state: Progress) -> None:
+        if progress is not None:
+            os.write(progress, orjson.dumps(asdict(state)) + b"\n")
+
+    with Spool(out / "bodies.spool") as spool:
+        drive = Drive(loop, job, spool, headers=headers, on_progress=tell)
+        before = time.time_ns() - time.monotonic_ns()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            outcome = drive.run()
+        finally:
+            gc.enable()
+            gc.unfreeze()
+            loop.close()
+        step = time.time_ns() - time.monotonic_ns() - before
+        if abs(step) > CLOCK_STEP_NS:
+            outcome.warnings.append(f"the system clock was stepped by {step / 1e6:.1f} ms during the run")
+        tell(Progress("decode", job.total, job.total, 0, 0, 0.0))
+        _store(job, outcome, spool, out)
+
+
+def _store(job: Job, outcome: Outcome, spool: Spool, out: Path) -> None:
+    chat = job.target.api == "chat"
+    expect = Expect(check_prompt=not chat)
+
+    def records() -> Iterator[RequestRecord]:
+        for exchange in outcome.exchanges:
+            yield to_record(exchange, spool.get(exchange), job.target.api, expect)
+
+    made = settle_chat(list(records())) if chat else records()
+    unstamped = sum(e.user_stamps for e in outcome.exchanges if not e.warmup)
+    kernel = not job.target.tls and unstamped == 0
+    warnings = [*outcome.warnings, *nagle_warning(outcome.exchanges, job.target.quick_ack)]
+    if job.target.tls:
+        warnings.append(
+            "TLS: receive times are user-space stamps, the kernel's cannot be matched to plaintext"
+        )
+    elif unstamped:
+        warnings.append(
+            f"{unstamped} requests have reads without a kernel stamp; treated as user-space stamps"
+        )
+    if spool.problem:
+        warnings.append(spool.problem)
+    write_records(
+        out,
+        made,
+        {
+            "stamp_source": "kernel" if kernel else "user",
+            "started_ns": outcome.started_ns,
+            "ended_ns": outcome.ended_ns,
+            "max_in_flight": outcome.max_in_flight,
+            "reached_concurrency": outcome.reached,
+            "client_cpu_s": outcome.cpu_s,
+            "warnings": warnings,
+        },
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Entry point of the process."""
+    if len(argv) != 2:
+        print("usage: python -m pytest_pdperf.load.worker JOB OUT", file=sys.stderr)
+        return 2
+    parent = os.environ.get(PARENT)
+    if parent:
+        die_with_parent(int(parent))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        job = Job.read(Path(argv[0]))
+        if job.cpus:
+            os.sched_setaffinity(0, job.cpus)
+        run_job(job, Path(argv[1]), environ=dict(os.environ), progress=1)
+    except UsageProblem as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
