@@ -20,6 +20,9 @@ _OWNED = {
 }
 """Arguments that have one owner already -> who it is."""
 
+_PARALLEL = frozenset({"data_parallel_size", "pipeline_parallel_size"})
+"""Arguments that would take GPUs which placement does not hand out."""
+
 _CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector", "example": "ExampleConnector"}
 
 _UCX: dict[str, dict[str, str]] = {
@@ -155,10 +158,15 @@ class Vllm:
         places = [("engine_args", topology.engine_args)]
         places += [(f"roles.{role.value}.args", spec.args) for role, spec in topology.roles.items()]
         for place, args in places:
-            for key in _normal(args):
+            for key, value in _normal(args).items():
                 if key in _OWNED:
                     raise UsageProblem(
                         f"{topology.name}: {place}.{key} is decided by {_OWNED[key]}; leave it out"
+                    )
+                if key in _PARALLEL and value not in (None, 1):
+                    raise UsageProblem(
+                        f"{topology.name}: {place}.{key} is {value!r}, but a role gets GPUs for "
+                        "tensor_parallel only; leave it out or use replicas"
                     )
         cpu = tuple(devices) == ("cpu",)
         if cpu:

@@ -26,6 +26,8 @@ GRACE_S = 10.0
 FAILED_GRACE_S = 3.0
 """The same after a bring-up that failed."""
 _TICK_S = 0.1
+_TELL_S = 15.0
+"""Between two progress lines while nothing new happens."""
 _HTTP_S = 0.5
 """Time-out of one health request: short, so that a death is noticed within a second."""
 _ADDRESS_IN_USE = re.compile(r"[Aa]ddress already in use|EADDRINUSE")
@@ -148,6 +150,8 @@ def launch(
     plan: LaunchPlan,
     *,
     deadline_s: float,
+    router_deadline_s: float = 90.0,
+    request_deadline_s: float = 180.0,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -158,10 +162,14 @@ def launch(
     went through every prefill x decode pair. The router starts last, because vllm-router counts workers
     healthy that came up after it without asking them.
 
+    `deadline_s` bounds the whole, `router_deadline_s` the router's part, `request_deadline_s` each first request
+    (a first NIXL handshake can take half a minute).
+
     Raises BringUpError, within about a second of a process dying or at `deadline_s` at the latest; whatever
     was started has ended by then, and the plan's ports are free.
     """
-    bring_up = _BringUp(plan, deadline_s, progress or (lambda text: None), clock, sleep)
+    limits = _Limits(deadline_s, router_deadline_s, request_deadline_s)
+    bring_up = _BringUp(plan, limits, progress or (lambda text: None), clock, sleep)
     try:
         bring_up.engines()
         bring_up.router()
@@ -171,6 +179,15 @@ def launch(
         raise
     bring_up.stack.startup_s["total"] = clock() - bring_up.began
     return bring_up.stack
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Longest waits, in seconds."""
+
+    total: float
+    router: float
+    request: float
 
 
 @dataclass
@@ -187,7 +204,7 @@ class _BringUp:
     def __init__(
         self,
         plan: LaunchPlan,
-        deadline_s: float,
+        limits: _Limits,
         progress: Progress,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
@@ -197,18 +214,23 @@ class _BringUp:
         self.clock = clock
         self.sleep = sleep
         self.began = clock()
-        self.deadline_s = deadline_s
+        self.limits = limits
+        self.until = self.began + limits.total
+        self.told = self.began
         self.stack = Stack(plan, {})
         self.seen: dict[str, _Seen] = {}
 
     def start(self, id: str) -> None:
-        process = ManagedProcess(
-            id,
-            self.plan.commands[id],
-            log=self.plan.log(id),
-            run_id=self.plan.run_id,
-            cpus=self.plan.cpus.get(id, ()),
-        )
+        try:
+            process = ManagedProcess(
+                id,
+                self.plan.commands[id],
+                log=self.plan.log(id),
+                run_id=self.plan.run_id,
+                cpus=self.plan.cpus.get(id, ()),
+            )
+        except OSError as error:
+            raise BringUpError(f"{id} could not be started: {error}") from error
         self.stack.processes[id] = process
         self.seen[id] = _Seen(Follower(process.log), since=self.clock())
 
@@ -236,6 +258,7 @@ class _BringUp:
         if router is None or instance is None:
             return
         began = self.clock()
+        self.until = min(self.began + self.limits.total, began + self.limits.router)
         self.start("router")
         answer: str = "no answer yet"
         with client(_HTTP_S) as http:
@@ -256,12 +279,11 @@ class _BringUp:
     def pairs(self) -> None:
         """Send real requests until every pair has served one."""
         began = self.clock()
-        left = max(1.0, self.deadline_s - (began - self.began))
-        with client(left) as http:
-            warmth = pairs.warm_up(self.plan, http, self._watched, timeout_s=left)
+        with client(_HTTP_S) as http:
+            warmth = pairs.warm_up(self.plan, http, self._watched, timeout_s=self.limits.request)
         self.watch({})
         self.stack.warmth = warmth
-        self.stack.notes = warmth.notes
+        self.stack.notes = self.plan.warnings + warmth.notes
         self.stack.startup_s["pairs"] = self.clock() - began
 
     def watch(self, waiting: Mapping[str, object], extra: str = "") -> None:
@@ -283,15 +305,23 @@ class _BringUp:
                 raise BringUpError(
                     f"{id} ended {age:.1f} s after its start, stage '{self.seen[id].stage}': {reason}", detail
                 )
-        if self.clock() - self.began > self.deadline_s:
-            late = next(iter(waiting), None)
-            if late is None:
-                return
-            seen = self.seen[late]
-            names = ", ".join(waiting)
-            text = f"not ready after {self.deadline_s:g} s (waiting for {names}); stage '{seen.stage}' for "
-            text += f"{self.clock() - seen.since:.1f} s"
+        now = self.clock()
+        late = next(iter(waiting), None)
+        if late is None:
+            return
+        if now > self.until:
+            age = self.stack.processes[late].age_s()
+            text = f"not ready {age:.1f} s after its start; {self._state(waiting)}"
             self._fail(late, text + (f"; {extra}" if extra else ""))
+        if now - self.told > _TELL_S:
+            self.told = now
+            self.progress(f"waiting: {self._state(waiting)}")
+
+    def _state(self, waiting: Mapping[str, object]) -> str:
+        now = self.clock()
+        return ", ".join(
+            f"{id} in stage '{self.seen[id].stage}' for {now - self.seen[id].since:.1f} s" for id in waiting
+        )
 
     def _fail(self, id: str, text: str) -> None:
         process = self.stack.processes[id]
@@ -308,7 +338,11 @@ class _BringUp:
             if http.get(instance.url + "/health").status_code != 200:
                 return False
             listed = http.get(instance.url + "/v1/models").json()
-            return any(m.get("id") == instance.served_model for m in listed.get("data", ()))
+            names = [str(m.get("id")) for m in listed.get("data", ())]
+            if instance.served_model not in names:
+                self._stage(instance.id, f"healthy, but serves {names} instead of {instance.served_model!r}")
+                return False
+            return True
         except (httpx.HTTPError, ValueError, AttributeError, TypeError):
             return False
 
@@ -318,17 +352,18 @@ class _BringUp:
         thread = threading.Thread(target=lambda: answers.append(request()), daemon=True)
         self.progress(what)
         thread.start()
+        began = self.clock()
+        until = min(self.began + self.limits.total, began + self.limits.request)
         while thread.is_alive():
             self.watch({})
-            if self.clock() - self.began > self.deadline_s:
-                raise BringUpError(
-                    f"{what}: no answer at the deadline of {self.deadline_s:g} s", self._tails()
-                )
+            if self.clock() > until:
+                raise BringUpError(f"{what}: no answer within {self.clock() - began:.1f} s", self._tails())
             thread.join(_TICK_S)
         answer = answers[0] if answers else Answer(error="the request ended without an answer")
         if answer.error:
-            self.sleep(_TICK_S)
-            self.watch({})  # a death explains it better
+            for _ in range(5):  # a death explains it better, and may be known a moment later
+                self.watch({})
+                self.sleep(_TICK_S)
             raise BringUpError(f"{what}: {answer.error}", self._tails())
         return answer
 

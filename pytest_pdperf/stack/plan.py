@@ -17,6 +17,7 @@ from pytest_pdperf.stack.secrets import mask, secret_values
 
 _DIST_PORTS = 4
 """Ports from `Ports.dist_init` on that one engine may use for itself."""
+_KV_LAYOUT = ("kv_cache_dtype", "block_size", "page_size", "dtype", "quantization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class LaunchPlan:
     log_dir: Path
     registry: PortRegistry
     leases: tuple[PortLease, ...]
+    warnings: tuple[str, ...] = ()
+    """What may be a mistake and does not stop a launch, such as roles that differ in KV cache type."""
     cpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Instance id -> CPUs of its NUMA node; ids without a preference are left out."""
 
@@ -62,6 +65,7 @@ class LaunchPlan:
             f"{self.topology.name}: {self.topology.kind.value}, engine {self.engine.name}"
             f"{' (SIMULATED)' if self.engine.simulated else ''}, model {self.served_model}, url {self.url}"
         ]
+        lines += [f"  warning: {text}" for text in self.warnings]
         for instance in self.instances:
             where = ",".join(instance.devices) or "no device"
             ports = ", ".join(
@@ -173,6 +177,7 @@ def plan_launch(
         log_dir=log_dir,
         registry=ports,
         leases=tuple(taken),
+        warnings=_mismatches(topology, instances),
         cpus={id: found for id, found in cpus.items() if found},
     )
 
@@ -210,6 +215,21 @@ def node_cpus(node: int | None, root: Path = Path("/sys/devices/system/node")) -
         if low:
             cpus.update(range(int(low), int(high or low) + 1))
     return tuple(sorted(cpus & os.sched_getaffinity(0)))
+
+
+def _mismatches(topology: Topology, instances: Sequence[Instance]) -> tuple[str, ...]:
+    """Arguments that decide how KV blocks look and differ between the roles: engines may not notice."""
+    if topology.kind is not Kind.PD:
+        return ()
+    out = []
+    for key in _KV_LAYOUT:
+        values = {i.role.value: str(i.args.get(key, "default")) for i in instances}
+        if len(set(values.values())) > 1:
+            shown = ", ".join(f"{role} {value}" for role, value in values.items())
+            out.append(
+                f"{key} differs between the roles ({shown}): KV blocks may be misread without an error"
+            )
+    return tuple(out)
 
 
 def _merged(*layers: Mapping[str, FlagValue] | None) -> dict[str, FlagValue]:

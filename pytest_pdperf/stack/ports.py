@@ -187,6 +187,19 @@ class PortRegistry:
         for port in list(self._locks):
             self.release(PortLease("", port, 1))
 
+    def sweep(self) -> int:
+        """Remove lock files that nobody holds, such as those of killed runs; the number removed.
+
+        They do no harm (a dead process holds no lock) and are reused; this is for tidiness.
+        """
+        removed = 0
+        for path in self.folder.glob("*.lock"):
+            port = int(path.stem) if path.stem.isdigit() else None
+            if port is not None and port not in self._locks and self._lock(port, "sweep"):
+                self.release(PortLease("sweep", port, 1))
+                removed += 1
+        return removed
+
     def held(self) -> tuple[int, ...]:
         """Ports that this registry holds."""
         return tuple(sorted(self._locks))

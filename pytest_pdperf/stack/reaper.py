@@ -116,7 +116,7 @@ class Reaper:
         self._reap()
         self.log.close()
         survivors = [f"{s.proc.pid} (state {s.state})" for s in self._living()]
-        self._say(event="gone", survivors=survivors)
+        _say(event="gone", survivors=survivors)
 
     def _watch_owner(self) -> int | None:
         try:
@@ -143,12 +143,12 @@ class Reaper:
                 preexec_fn=self._in_child,  # noqa: PLW1509 - safe: this process has one thread
             )
         except (OSError, subprocess.SubprocessError) as error:
-            self._say(event="failed", error=f"cannot start {self.job.argv[0]}: {error}")
+            _say(event="failed", error=f"cannot start {self.job.argv[0]}: {error}")
             return None
         os.close(write_end)
         self.child = popen.pid
         stat = procfs.read_stat(popen.pid)
-        self._say(event="started", pid=popen.pid, start=stat.proc.start if stat else 0)
+        _say(event="started", pid=popen.pid, start=stat.proc.start if stat else 0)
         return read_end
 
     def _in_child(self) -> None:
@@ -214,7 +214,7 @@ class Reaper:
                 self.log.flush_partial(0.0)
                 after = procfs.oom_kills()
                 grew = {k: after[k] - v for k, v in self.oom_before.items() if after.get(k, v) > v}
-                self._say(event="ended", code=self.child_status, oom_kills=grew)
+                _say(event="ended", code=self.child_status, oom_kills=grew)
                 # What it leaves behind (engine cores in a session of their own) is of no use without it.
                 procfs.send_all((s.proc for s in self._living()), signal.SIGTERM)
                 self._end_soon(_REST_GRACE_S)
@@ -230,9 +230,10 @@ class Reaper:
             time.sleep(0.01)
             self._reap()
 
-    def _say(self, **event: object) -> None:
-        with suppress(OSError):  # pytest may be gone; the work goes on
-            os.write(1, json.dumps(event).encode() + b"\n")
+
+def _say(**event: object) -> None:
+    with suppress(OSError):  # pytest may be gone; the work goes on
+        os.write(1, json.dumps(event).encode() + b"\n")
 
 
 def main() -> NoReturn:
@@ -250,7 +251,13 @@ def main() -> NoReturn:
             os._exit(0)
         data += more
     line, _, rest = data.partition(b"\n")
-    Reaper(Job(**json.loads(line)), rest).run()
+    try:
+        Reaper(Job(**json.loads(line)), rest).run()
+    except Exception as error:
+        # Whatever went wrong (no log file, no memory), the one thing that must not fail is the ending.
+        _say(event="failed", error=f"the reaper failed: {type(error).__name__}: {error}")
+        for stat in procfs.descendants(os.getpid()):
+            procfs.send(stat.proc, signal.SIGKILL)
     os._exit(0)
 
 
