@@ -60,7 +60,7 @@ def _fetch(url: str, timeout_s: float, clock: Clock, max_bytes: int) -> Snapshot
             if answer.status_code != 200:
                 return Unknown(f"{url}: HTTP {answer.status_code}")
             body = bytearray()
-            for piece in answer.iter_bytes(65536):
+            for piece in answer.iter_bytes():
                 body += piece
                 if len(body) > max_bytes:
                     return Unknown(f"{url}: page is larger than {max_bytes} bytes")

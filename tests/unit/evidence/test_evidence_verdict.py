@@ -97,7 +97,7 @@ def by_source(external: int, local: int, transfers: int) -> str:
 def test_token_sources_on_decode_alone_decide_over_the_window(
     after: str, status: Status, summary: str
 ) -> None:
-    """Two ranks make 20 transfers of 10 requests: tokens decide, and only those added since the first page."""
+    """Two ranks make 20 transfers of 10 requests: tokens decide, and only those added in the window."""
     before = {"decode-0": snap(by_source(10000, 500, 10))}
     found = judge_evidence(
         "pd", before, {"decode-0": snap(after)}, Expected(10, 40960), {"decode-0": Role.DECODE}
