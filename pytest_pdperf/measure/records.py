@@ -27,9 +27,9 @@ class Status(StrEnum):
 class RequestRecord:
     """One request as it was planned, sent and answered.
 
-    All times are integer nanoseconds of one clock within a run (CLOCK_REALTIME, as kernel receive stamps are).
-    `event_ns[i]` is the receive time of token event i, `event_lag_ns[i]` how much later user space saw it,
-    and `event_tokens[i]` the tokens it carried (0 = unknown).
+    All times are integer nanoseconds of one clock within a run (CLOCK_REALTIME, as kernel receive stamps
+    are). `event_ns[i]` is the receive time of token event i, `event_lag_ns[i]` how much later user space saw
+    it, and `event_tokens[i]` the tokens it carried (0 = unknown).
     """
 
     stream: str

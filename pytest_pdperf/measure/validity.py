@@ -1,0 +1,136 @@
+"""Validity before performance: when a cell's numbers may not be read at all, and what its reader must be
+told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_pdperf.spec.workload import Cell, ClosedLoop
+
+from .cell_result import MetricValue
+from .records import CellRecords, RequestRecord, Status
+from .samples import MS, gaps_ms, percentile, pooled, streamed, successes
+from .window import mean_concurrency, steady_window, wall
+
+LAG_FLOOR_MS = 1.0
+LAG_SHARE = 0.1
+"""Of the median gap: user-space stamps that are later than this blur what they measure."""
+SEND_LAG_MS = 5.0
+KEPT_CONCURRENCY = 0.9
+"""Mean requests in flight inside the steady window / clients, below which the client was the bottleneck."""
+SHORTEST_WALL_S = 0.05
+OUTLIER = 20.0
+MERGE_MS = 40.0
+"""A reader later than the kernel's delayed-ACK timer may find segments merged under one stamp."""
+
+
+def invalid_reasons(
+    records: CellRecords,
+    cell: Cell,
+    by_stream: Mapping[str, Sequence[RequestRecord]],
+    lag: NDArray[np.float64],
+) -> tuple[str, ...]:
+    """Why nothing may be concluded from this cell; empty when it is valid. One line a reason."""
+    reasons = []
+    for stream in cell.streams:
+        requests = by_stream[stream.name]
+        reasons += _failures(requests, stream.name if len(cell.streams) > 1 else "")
+        if requests:
+            reasons += _client_bound(records, requests, cell, stream.name)
+        else:
+            reasons.append(f"stream {stream.name!r}: no request was measured")
+    measured = [r for requests in by_stream.values() for r in requests]
+    if measured and wall(measured).seconds < SHORTEST_WALL_S:
+        reasons.append(
+            f"measured for {wall(measured).seconds * 1e3:.1f} ms only, want {SHORTEST_WALL_S * 1e3:.0f} ms"
+        )
+    late = percentile(lag, 99)
+    bound = _lag_bound(measured)
+    if records.stamp_source != "kernel" and late is not None and late > bound:
+        reasons.append(f"client lag p99 {late:.2f} ms over {bound:.2f} ms with user-space receive times")
+    return tuple(reasons)
+
+
+def _failures(requests: Sequence[RequestRecord], name: str) -> list[str]:
+    """One line that counts failures by status and quotes the commonest message."""
+    failed = [r for r in requests if r.status is not Status.OK]
+    if not failed:
+        return []
+    kinds = ", ".join(f"{n} {status.value}" for status, n in Counter(r.status for r in failed).most_common())
+    message = Counter(r.error for r in failed if r.error).most_common(1)
+    place = f"stream {name!r}: " if name else ""
+    quoted = f": {message[0][0]}" if message else ""
+    return [f"{place}{len(failed)} of {len(requests)} requests failed ({kinds}){quoted}"]
+
+
+def _client_bound(
+    records: CellRecords, requests: Sequence[RequestRecord], cell: Cell, name: str
+) -> list[str]:
+    """Signs that the client, not the server, set the pace."""
+    stream = next(s for s in cell.streams if s.name == name)
+    arrival = stream.arrival
+    if not isinstance(arrival, ClosedLoop):
+        lags = [(r.sent_ns - r.scheduled_ns) / MS for r in requests if r.scheduled_ns is not None]
+        late = percentile(lags, 99)
+        if late is not None and late > SEND_LAG_MS:
+            return [f"stream {name!r}: sent p99 {late:.1f} ms behind schedule, want {SEND_LAG_MS:g} ms"]
+        return []
+    clients = min(arrival.concurrency, len(requests))
+    reached = records.reached_concurrency.get(name)
+    if reached is not None and reached < clients:
+        return [f"stream {name!r}: {reached} of {clients} clients were busy at once"]
+    if arrival.think_s or any(r.status is not Status.OK for r in requests):
+        return []
+    window = steady_window(requests, clients)
+    kept = mean_concurrency(requests, window)
+    if not window.note and kept < KEPT_CONCURRENCY * clients:
+        return [f"stream {name!r}: {kept:.1f} requests in flight on average, {clients} were asked for"]
+    return []
+
+
+def _lag_bound(requests: Sequence[RequestRecord]) -> float:
+    gaps = pooled([gaps_ms(r) for r in streamed(successes(requests))])
+    typical = float(np.median(gaps)) if gaps.size else 0.0
+    return max(LAG_FLOOR_MS, LAG_SHARE * typical)
+
+
+def warnings_of(
+    records: CellRecords,
+    cell: Cell,
+    by_stream: Mapping[str, Sequence[RequestRecord]],
+    metrics: Mapping[str, MetricValue],
+    lag: NDArray[np.float64],
+) -> tuple[str, ...]:
+    """What leaves the numbers valid but must stand beside them. One line each."""
+    lines = []
+    names = [""] + [f"{s.name}." for s in cell.streams[1:]]
+    for prefix in names:
+        for stem in ("ttft_ms", "e2e_ms"):
+            lines += _outlier(prefix, stem, metrics)
+        if metrics[f"{prefix}output_tps_wall"].note:
+            lines.append(f"{prefix}output_tps_wall: {metrics[f'{prefix}output_tps_wall'].note}")
+    good = successes([r for requests in by_stream.values() for r in requests])
+    unsaid = sum(r.prompt_tokens is None for r in good)
+    if unsaid:
+        lines.append(f"{unsaid} answers have no prompt token count: their prompt lengths are unverified")
+    hidden = sum(r.not_streamed for r in good)
+    if hidden:
+        lines.append(f"{hidden} answers arrived in one piece: something between buffers the stream")
+    late = percentile(lag, 99)
+    if records.stamp_source == "kernel" and late is not None and late > MERGE_MS:
+        lines.append(f"client lag p99 {late:.0f} ms: the kernel may have merged segments under one stamp")
+    return tuple(lines)
+
+
+def _outlier(prefix: str, stem: str, metrics: Mapping[str, MetricValue]) -> list[str]:
+    """Flag a maximum far beyond p95: the request is kept, and the cell wants repeating."""
+    high = metrics[f"{prefix}{stem}_max"].value
+    usual = metrics[f"{prefix}{stem}_p95"].value
+    if high is None or usual is None or usual <= 0 or high <= OUTLIER * usual:
+        return []
+    return [f"outlier: {prefix}{stem} max {high:.0f} is over {OUTLIER:g} x p95 {usual:.0f}; repeat the cell"]
