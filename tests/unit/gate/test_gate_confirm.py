@@ -1,0 +1,212 @@
+"""Stage 2: fresh launches decide, once, and a suspect that could not be looked at stays one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_pdperf.gate.confirm import (
+    ALPHA,
+    Confirmation,
+    Design,
+    Readings,
+    Suspect,
+    apply_confirmations,
+    decide,
+    find_suspects,
+    plan,
+)
+from pytest_pdperf.gate.statistics import Pooled, t_tail
+from pytest_pdperf.gate.verdict import Verdict
+from tests.unit.gate.gate_tables import CATALOGUE, baseline, judged, tolerance_of
+
+CELL = "fixed-shapes/in512-out256-c16"
+SUSPECT = Suspect(
+    cell=CELL,
+    metric="output_tps",
+    direction=-1,
+    tolerance=math.log(1.05),
+    center=-math.log(1000.0),
+    launches=10,
+    variance=0.02**2,
+    prior=0.02**2,
+)
+QUIET = {"output_tps": Pooled(0.008**2, 30)}
+
+
+def one(
+    readings: Readings, design: Design = Design.PAIRED, within: dict[str, Pooled] | None = None
+) -> Confirmation:
+    (found,) = decide(design, [SUSPECT], {(CELL, "output_tps"): readings}, within)
+    return found
+
+
+def test_a_real_loss_is_confirmed() -> None:
+    found = one(Readings((918.0, 922.0), (1001.0, 999.0)), within=QUIET)
+    assert found.failed and found.complete
+    assert found.effect == pytest.approx(math.log(1000 / 920), rel=1e-3)
+    assert "confirmed by A B B A: 8.0% worse than the reference build" in found.text()
+
+
+def test_a_slow_machine_clears_the_candidate() -> None:
+    found = one(Readings((900.0, 905.0), (902.0, 899.0)), within=QUIET)
+    assert not found.failed and not found.noisy
+    assert "cleared by A B B A" in found.text()
+
+
+def test_a_drift_within_the_session_cancels() -> None:
+    # every launch 4 % slower than the one before: A B B A = 1, .96, .96^2, .96^3
+    a1, b1, b2, a2 = (1000 * 0.96**i for i in range(4))
+    found = one(Readings((b1, b2), (a1, a2)), within=QUIET)
+    assert found.effect == pytest.approx(0.0, abs=1e-9) and not found.failed
+
+
+def test_the_effect_must_exceed_the_tolerance_however_sure_it_is() -> None:
+    found = one(Readings((960.0, 960.0), (1000.0, 1000.0)), within={"output_tps": Pooled(1e-6, 80)})
+    assert found.adjusted < 1e-6 and not found.failed
+
+
+def test_the_direction_is_respected() -> None:
+    faster = one(Readings((1090.0, 1090.0), (1000.0, 1000.0)), within=QUIET)
+    assert not faster.failed and faster.p > 0.99
+    assert "better than the reference" in faster.text()
+    latency = replace(SUSPECT, metric="ttft_ms_p50", direction=1)
+    reading = {(CELL, "ttft_ms_p50"): Readings((1090.0, 1090.0), (1000.0, 1000.0))}
+    (slower,) = decide(Design.PAIRED, [latency], reading, {"ttft_ms_p50": QUIET["output_tps"]})
+    assert slower.failed
+
+
+def test_paired_numbers_by_hand() -> None:
+    found = one(Readings((900.0, 920.0), (1000.0, 990.0)), within=QUIET)
+    rb, ra = math.log(920 / 900) ** 2 / 2, math.log(1000 / 990) ** 2 / 2
+    variance = (8 * 0.008**2 + 2 * ((rb + ra) / 2)) / 10
+    effect = math.log(1000 * 990) / 2 - math.log(900 * 920) / 2
+    assert found.standard_error == pytest.approx(math.sqrt(variance))
+    assert found.freedom == 10
+    assert found.p == pytest.approx(t_tail(effect / math.sqrt(variance), 10))
+
+
+def test_without_a_measured_spread_the_baselines_larger_one_is_used() -> None:
+    readings = Readings((920.0, 920.0), (1000.0, 1000.0))
+    assert one(readings).p > 10 * one(readings, within=QUIET).p
+    few = {"output_tps": Pooled(1e-9, 7)}
+    assert one(readings, within=few).standard_error == one(readings).standard_error
+
+
+def test_other_suspects_of_the_metric_lend_their_spread() -> None:
+    suspects = [replace(SUSPECT, cell=f"w/c{i}") for i in range(6)]
+    readings = {(s.cell, s.metric): Readings((920.0, 921.0), (1000.0, 1001.0)) for s in suspects}
+    many = decide(Design.PAIRED, suspects, readings)
+    (alone,) = decide(Design.PAIRED, suspects[:1], readings)
+    assert many[0].standard_error < alone.standard_error / 3
+    assert all(found.failed for found in many)
+
+
+def test_one_straggler_among_the_launches_proves_nothing() -> None:
+    latency = replace(SUSPECT, metric="itl_ms_p99", direction=1, tolerance=math.log(1.1), prior=0.03**2)
+    reading = {(CELL, "itl_ms_p99"): Readings((19.0, 28.0), (19.1, 18.9))}
+    (found,) = decide(Design.PAIRED, [latency], reading, {"itl_ms_p99": Pooled(0.02**2, 80)})
+    assert found.effect > found.suspect.tolerance and not found.failed
+
+
+def test_unpaired_by_hand() -> None:
+    found = one(Readings((880.0, 890.0)), Design.UNPAIRED)
+    effect = math.log(1000) - math.log(880 * 890) / 2
+    error = 0.02 * math.sqrt(1 + 1.57 / 10)
+    assert found.effect == pytest.approx(effect)
+    assert found.standard_error == pytest.approx(error), "launches of one night count once"
+    assert found.p == pytest.approx(t_tail(effect / error, 17))
+    assert found.failed and "2 more launches, unpaired" in found.text()
+
+
+@pytest.mark.parametrize(
+    ("design", "readings"),
+    [
+        (Design.PAIRED, Readings((900.0, 900.0), (1000.0,))),
+        (Design.PAIRED, Readings((900.0,), (1000.0,))),
+        (Design.PAIRED, Readings((900.0, math.nan), (1000.0, 1000.0))),
+        (Design.PAIRED, Readings((900.0, 0.0), (1000.0, 1000.0))),
+        (Design.UNPAIRED, Readings((900.0,))),
+        (Design.UNPAIRED, Readings(())),
+        (Design.UNPAIRED, Readings((900.0, math.inf))),
+    ],
+)
+def test_a_missing_launch_clears_nobody(design: Design, readings: Readings) -> None:
+    found = one(readings, design)
+    assert not found.complete and not found.failed and found.noisy
+    stored = baseline({"output_tps": [1000.0] * 5})
+    verdict = judged({"output_tps": 900.0}, stored)
+    after = apply_confirmations(CELL, verdict, [found])
+    assert after.verdict is Verdict.SUSPECT and "not confirmed" in after.rows[0].note
+
+
+def test_nothing_read_leaves_the_suspect_and_still_counts_in_the_family() -> None:
+    other = replace(SUSPECT, cell="w/other")
+    readings = {(CELL, "output_tps"): Readings((920.0, 920.0), (1000.0, 1000.0))}
+    found, missing = decide(Design.PAIRED, [SUSPECT, other], readings, QUIET)
+    assert not missing.complete
+    assert found.adjusted == pytest.approx(2 * found.p)
+
+
+def test_no_spread_at_all_means_that_every_difference_is_real() -> None:
+    exact = replace(SUSPECT, prior=0.0, variance=0.0)
+    key = (CELL, "output_tps")
+    (worse,) = decide(Design.PAIRED, [exact], {key: Readings((900.0, 900.0), (1000.0, 1000.0))})
+    (same,) = decide(Design.PAIRED, [exact], {key: Readings((1000.0, 1000.0), (1000.0, 1000.0))})
+    assert worse.failed and not same.failed and same.p == 1.0
+
+
+def test_plan_measures_suspect_cells_only() -> None:
+    assert plan([], has_reference=True) is None
+    suspects = [SUSPECT, replace(SUSPECT, metric="e2e_ms_p50"), replace(SUSPECT, cell="w/other")]
+    paired = plan(suspects, has_reference=True)
+    assert paired is not None
+    assert (paired.design, paired.order, paired.cells) == (
+        Design.PAIRED,
+        ("A", "B", "B", "A"),
+        (CELL, "w/other"),
+    )
+    alone = plan(suspects, has_reference=False)
+    assert alone is not None and alone.order == ("B", "B") and "unpaired" in alone.why
+
+
+def test_from_suspicion_to_verdict() -> None:
+    series = {"output_tps": [1000.0, 1002.0, 998.0, 1001.0, 999.0], "ttft_ms_p50": [100.0] * 5}
+    stored = baseline(series)
+    verdict = judged({"output_tps": 900.0, "ttft_ms_p50": 115.0}, stored)
+    suspects = find_suspects(CELL, verdict, stored, {}, tolerance_of, CATALOGUE)
+    assert {s.metric for s in suspects} == {"output_tps", "ttft_ms_p50"}
+    readings = {
+        (CELL, "output_tps"): Readings((899.0, 901.0), (1000.0, 1001.0)),
+        (CELL, "ttft_ms_p50"): Readings((114.0, 115.0), (114.5, 115.5)),
+    }
+    after = apply_confirmations(CELL, verdict, decide(Design.PAIRED, suspects, readings, QUIET))
+    by_metric = {row.metric: row for row in after.rows}
+    assert by_metric["output_tps"].verdict is Verdict.FAIL and by_metric["output_tps"].stage == 2
+    assert by_metric["ttft_ms_p50"].verdict is Verdict.PASS and "cleared" in by_metric["ttft_ms_p50"].note
+    assert after.verdict is Verdict.FAIL and "stage 2, p=" in by_metric["output_tps"].line()
+
+
+def test_launches_too_noisy_to_tell_end_in_noisy() -> None:
+    wild = {"output_tps": Pooled(0.15**2, 40)}
+    found = one(Readings((940.0, 950.0), (1000.0, 1010.0)), within=wild)
+    assert found.noisy
+    verdict = judged({"output_tps": 900.0}, baseline({"output_tps": [1000.0] * 5}))
+    assert apply_confirmations(CELL, verdict, [found]).verdict is Verdict.NOISY
+
+
+@given(st.floats(800, 1200), st.floats(1.0, 1.5), st.floats(-0.02, 0.02))
+def test_a_larger_loss_is_never_cleared_where_a_smaller_one_fails(
+    tps: float, factor: float, spread: float
+) -> None:
+    def outcome(value: float) -> Confirmation:
+        return one(Readings((value, value * (1 + spread)), (1000.0, 1000.0)), within=QUIET)
+
+    small, large = outcome(tps), outcome(tps / factor)
+    assert large.effect >= small.effect - 1e-12
+    assert large.failed or not small.failed
+    assert small.adjusted <= ALPHA or not small.failed
