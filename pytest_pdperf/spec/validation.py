@@ -159,7 +159,8 @@ def _message(
         return f"must be {expected}, got {'nothing' if value is None else _show(value)}"
     if kind in _BOUNDS:
         word, key = _BOUNDS[kind]
-        return f"must be {word} {context.get(key)}, got {_show(value)}"
+        bound = context.get(key)
+        return f"must be {word} {f'{bound:g}' if isinstance(bound, float) else bound}, got {_show(value)}"
     if kind == "too_short":
         return "must not be empty"
     return f"{detail['msg']}, got {_show(value)}"
