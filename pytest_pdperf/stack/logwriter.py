@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,10 @@ STAMP_LENGTH = len("2026-01-31T23:59:59.123 ")
 MIDDLE, LAST = ".1", ".2"
 """Suffixes of the rotating tail, older first; the head keeps the plain name."""
 CUT = "[pdperf: log full; the newest lines go on in this file's .1 and .2]"
+
+
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
+"""Colours and other control characters: a log is read by people, terminals and patterns."""
 
 
 def stamp(epoch_s: float) -> str:
@@ -75,7 +80,7 @@ class LogWriter:
         text = line[:MAX_LINE].decode("utf-8", "replace")
         if len(line) > MAX_LINE:
             text += f" [pdperf: {len(line) - MAX_LINE} bytes cut]"
-        return mask(text, self.secrets)
+        return mask(_ESCAPES.sub("", text), self.secrets)
 
     def _write(self, lines: Sequence[str]) -> None:
         data = ("\n".join(lines) + "\n").encode("utf-8", "replace")

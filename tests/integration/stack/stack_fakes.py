@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_pdperf.engines.base import Command, Instance, Programs
+from pytest_pdperf.routers.base import Router, RouterInstance
 from pytest_pdperf.routers.registry import get_router
+from pytest_pdperf.routers.vllm_router import VllmRouter
 from pytest_pdperf.spec.topology import FlagValue, Topology
 from pytest_pdperf.stack.plan import LaunchPlan, plan_launch
 from pytest_pdperf.stack.ports import PortRegistry
@@ -74,11 +76,28 @@ def topology(
     )
 
 
-def plan(top: Topology, folder: Path, ports: PortRegistry, *, run_id: str) -> LaunchPlan:
+class FakeRouter(VllmRouter):
+    """Reads like vllm-router, but its process says what the test wants; it names no pairs."""
+
+    def check(self, programs: Programs) -> None:
+        pass
+
+    def command(self, router: RouterInstance, programs: Programs) -> Command:
+        script = str(_SCRIPT.with_name("fake_router.py"))
+        argv = (sys.executable, "-I", "-S", script, router.host, str(router.port))
+        return Command(argv, dict(router.spec.env))
+
+    def pair_of(self, response_id: str) -> tuple[str, str] | None:
+        return None
+
+
+def plan(
+    top: Topology, folder: Path, ports: PortRegistry, *, run_id: str, router: Router | None = None
+) -> LaunchPlan:
     return plan_launch(
         top,
         FakeEngine(),
-        get_router("vllm-router"),
+        router or get_router("vllm-router"),
         placement={},
         model="fake",
         served_model="m",
