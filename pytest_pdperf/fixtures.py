@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .options import HOW_TO_RUN
+
 if TYPE_CHECKING:
     from .gpus.grammar import Device
     from .measure.cell_result import CellResult
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from .spec.topology import Topology
     from .spec.workload import Cell
     from .stack.launch import Stack
+
+SESSION: pytest.StashKey[Session] = pytest.StashKey()
+"""Where a measuring run keeps its state; absent when the suite was not asked for."""
 
 
 class Measure:
@@ -48,8 +53,6 @@ class Gate:
 @pytest.fixture(scope="session")
 def pdperf(request: pytest.FixtureRequest) -> Session:
     """Everything that this run shares: settings, run id, results folder."""
-    from .plugin import HOW_TO_RUN, SESSION
-
     session = request.config.stash.get(SESSION, None)
     if session is None:
         pytest.skip(HOW_TO_RUN)

@@ -48,7 +48,9 @@ class Inputs:
 
 def read_inputs(settings: Settings, root: Path) -> Inputs:
     """Read every file and option. Raises UsageProblem with place, value and way out."""
-    folders = [folder for folder in (root / settings["pdperf_fixtures"], shipped_fixtures()) if folder.is_dir()]
+    folders = [
+        folder for folder in (root / settings["pdperf_fixtures"], shipped_fixtures()) if folder.is_dir()
+    ]
     topologies = find_topologies(_names(settings["topology"], "--topology"), folders)
     engines = {t.name: get_engine(settings["engine"] or t.engine or "vllm") for t in topologies}
     gpus = _gpus(settings, engines.values())
@@ -91,7 +93,9 @@ def _gpus(settings: Settings, engines: Any) -> GpuRequest | None:
     simulated = {engine.simulated for engine in engines}
     if simulated == {True}:
         if settings["gpus"]:
-            raise UsageProblem(f"--gpus {settings['gpus']}: simulated engines use no GPU; drop --gpus or --engine sim")
+            raise UsageProblem(
+                f"--gpus {settings['gpus']}: simulated engines use no GPU; drop --gpus or --engine sim"
+            )
         return None
     if simulated == {True, False}:
         raise UsageProblem("--topology: simulated and real engines cannot share a run")
@@ -120,7 +124,9 @@ def _programs(engine_env: str | None) -> Programs:
     if engine_env:
         folder = Path(engine_env).expanduser().absolute()
         if not (folder / "bin").is_dir():
-            raise UsageProblem(f"--engine-env {engine_env}: no virtual environment there ({folder / 'bin'} is missing)")
+            raise UsageProblem(
+                f"--engine-env {engine_env}: no virtual environment there ({folder / 'bin'} is missing)"
+            )
         search.append(folder / "bin")
     search.append(Path(sys.executable).parent)
     path = os.environ.get("PATH") or os.defpath
@@ -178,7 +184,7 @@ def check_context(topology: Topology, workload: Workload, engine_args: Mapping[s
         if cell.max_context > limit:
             raise UsageProblem(
                 f"workload {workload.name}: cell {cell.id} needs {cell.max_context} tokens of context, topology "
-                f"{topology.name} has max_model_len {limit}; raise it with --engine-arg max_model_len={cell.max_context}"
+                f"{topology.name} has max_model_len {limit}; raise it: --engine-arg max_model_len={cell.max_context}"
             )
 
 

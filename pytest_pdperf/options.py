@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from .errors import UsageProblem
 
+HOW_TO_RUN = "performance suite: run it with --gpus LIST, or with --engine sim for simulated engines"
+
 UPDATE_MODES = ("auto", "create", "fix", "tighten", "prune")
 
 
@@ -56,12 +58,20 @@ class Option:
         return f"{self.help} ({'; '.join(notes)})"
 
 
-def positive_seconds(text: str) -> float:
-    """A duration in seconds, with an optional unit: `90`, `90s`, `45m`, `2h`. Raises ValueError."""
+def seconds(text: str) -> float:
+    """A duration in seconds, with an optional unit: `0`, `90`, `90s`, `45m`, `2h`. Raises ValueError."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     factor = units.get(text[-1:].lower())
     value = float(text[:-1]) * factor if factor else float(text)
-    if not 0 < value < 1e7:
+    if not 0 <= value < 1e7:
+        raise ValueError("must be 0 or more")
+    return value
+
+
+def positive_seconds(text: str) -> float:
+    """The same, but not 0. Raises ValueError."""
+    value = seconds(text)
+    if value == 0:
         raise ValueError("must be more than 0")
     return value
 
@@ -113,7 +123,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "sim_fault",
-        "make the simulator misbehave, for every role or one: decode_step=1.15, decode.die_after_tokens=50; may be repeated",
+        "make the simulator misbehave, for every role or one: decode_step=1.15, decode.die_after_tokens=50; repeatable",
         metavar="FAULT",
         kind="list",
     ),
@@ -123,7 +133,12 @@ OPTIONS: tuple[Option, ...] = (
         metavar="DIR",
         default="fixtures",
     ),
-    Option("baselines", "folder of stored baselines, below the root directory", metavar="DIR", default="baselines"),
+    Option(
+        "baselines",
+        "folder of stored baselines, below the root directory",
+        metavar="DIR",
+        default="baselines",
+    ),
     Option(
         "update_baselines",
         "store what this run measures: auto adds passing launches and, with --baseline-reason, re-pins failing cells",
@@ -163,7 +178,16 @@ OPTIONS: tuple[Option, ...] = (
         default="900",
         parse=positive_seconds,
     ),
-    Option("launches", "bring every topology up this many times", metavar="N", default="1", parse=positive_count),
+    Option(
+        "gpu_wait",
+        "how long to wait for GPUs that another run has leased, in seconds or as 30m",
+        metavar="TIME",
+        default="0",
+        parse=seconds,
+    ),
+    Option(
+        "launches", "bring every topology up this many times", metavar="N", default="1", parse=positive_count
+    ),
     Option("workload_seed", "seed of prompts and arrivals", metavar="N", default="0", parse=int),
     Option("plan", "print GPUs, ports, commands and cells, and start nothing", kind="flag", default=False),
     Option("keep_logs", "keep the log of every process, also when all is well", kind="flag", default=False),

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from . import fixtures
 from .errors import UsageProblem
-from .options import OPTIONS, Settings, resolve
-
-if TYPE_CHECKING:
-    from .session import Session
+from .fixtures import SESSION
+from .options import HOW_TO_RUN, OPTIONS, Settings, resolve
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
-SESSION: pytest.StashKey[Session] = pytest.StashKey()
-
-HOW_TO_RUN = "performance suite: run it with --gpus LIST, or with --engine sim for simulated engines"
 
 MARKERS = (
     "pd: a cell measured on a prefill/decode disaggregated topology",
     "aggregated: a cell measured on aggregated servers",
-    "pdperf_cells(streams): which cells of the workload a test takes, 'single' (default), 'mixed' or 'none'",
+    "pdperf_cells(streams): measure with a test: cells with one stream ('single'), several ('mixed'), or 'none'",
 )
 
 
@@ -29,7 +25,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Register the option table, each with its ini twin."""
     group = parser.getgroup("pdperf", "prefill/decode performance suite (pytest-pdperf)")
     for option in OPTIONS:
-        kwargs: dict[str, Any] = {"dest": option.dest, "default": None, "help": option.shown_help().replace("%", "%%")}
+        kwargs: dict[str, Any] = {
+            "dest": option.dest,
+            "default": None,
+            "help": option.shown_help().replace("%", "%%"),
+        }
         if option.kind == "flag":
             kwargs["action"] = "store_true"
         else:
@@ -45,19 +45,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read every setting and every YAML file now, so that bad input is a usage error before anything starts."""
+    config.pluginmanager.register(fixtures, "pdperf-fixtures")
     for line in MARKERS:
         config.addinivalue_line("markers", line)
     try:
         settings = resolve(lambda dest: config.getoption(dest, None), config.getini)
         config.stash[SETTINGS] = settings
         if settings.active:
-            from . import fixtures
             from .session import open_session
 
             config.stash[SESSION] = open_session(config, settings)
-            config.pluginmanager.register(fixtures, "pdperf-fixtures")
     except UsageProblem as problem:
         raise pytest.UsageError(str(problem)) from None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give xdist workers the controller's run id, so that all write into one folder."""
+    session = node.config.stash.get(SESSION, None)
+    if session is not None:
+        node.workerinput["pdperf_run_id"] = session.run_id
 
 
 def pytest_report_header(config: pytest.Config) -> list[str] | None:
@@ -67,20 +74,24 @@ def pytest_report_header(config: pytest.Config) -> list[str] | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make topologies x cells the parameters of every test that takes the fixtures `topology` and `cell`."""
-    wanted = [name for name in ("topology", "cell") if name in metafunc.fixturenames]
-    if not wanted:
+    """Make topologies x cells the parameters of every test marked with `pdperf_cells`."""
+    marker = metafunc.definition.get_closest_marker("pdperf_cells")
+    if marker is None:
         return
+    streams = marker.args[0] if marker.args else "single"
+    wanted = ["topology"] if streams == "none" else ["topology", "cell"]
     session = metafunc.config.stash.get(SESSION, None)
     if session is None:
         marks = [pytest.mark.pd, pytest.mark.aggregated, pytest.mark.skip(reason=HOW_TO_RUN)]
-        metafunc.parametrize(wanted, [pytest.param(*[None] * len(wanted), marks=marks, id="not-asked-for")])
+        metafunc.parametrize(
+            wanted, [pytest.param(*[None] * len(wanted), marks=marks, id="not-asked-for")], indirect=True
+        )
         return
-    marker = metafunc.definition.get_closest_marker("pdperf_cells")
-    streams = marker.args[0] if marker and marker.args else "single"
     for name in wanted:
         parameters = session.topology_parameters() if name == "topology" else session.cell_parameters(streams)
-        metafunc.parametrize(name, parameters, indirect=True, scope="session" if name == "topology" else "function")
+        metafunc.parametrize(
+            name, parameters, indirect=True, scope="session" if name == "topology" else "function"
+        )
 
 
 @pytest.hookimpl(trylast=True)
@@ -101,14 +112,16 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     pdperf = session.config.stash.get(SESSION, None)
     if pdperf is None or not pdperf.settings["plan"] or session.config.option.collectonly:
         return None
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
     for line in pdperf.describe_plan():
         reporter.write_line(line)
     return True
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put a cell's verdict into the report, so that JUnit, xdist and other plugins see it."""
     report = yield
     pdperf = item.config.stash.get(SESSION, None)

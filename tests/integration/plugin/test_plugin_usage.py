@@ -57,11 +57,26 @@ BAD = {
     "gpus with the simulator": (["--engine", "sim", "--gpus", "0"], ["*simulated engines use no GPU*"]),
     "no gpus": (["--engine", "vllm"], ["*--gpus is missing*"]),
     "no model": (["--gpus", "0-3"], ["*--model is missing*"]),
-    "engine environment": (["--gpus", "cpu", "--model", "m", "--engine-env", "nowhere"], ["*no virtual environment there*"]),
-    "fault on a real engine": (["--gpus", "cpu", "--model", "m", "--sim-fault", "leak=1"], ["*add --engine sim*"]),
-    "unknown role": (["--engine", "sim", "--engine-arg", "decoder.x=1"], ["*decoder.x=1*prefill, decode, server*"]),
-    "reason without update": (["--engine", "sim", "--baseline-reason", "x"], ["*does nothing without --update-baselines*"]),
-    "context overflow": (["--engine", "sim", "--engine-arg", "max_model_len=64"], ["*max_model_len 64*raise it with*"]),
+    "engine environment": (
+        ["--gpus", "cpu", "--model", "m", "--engine-env", "nowhere"],
+        ["*no virtual environment there*"],
+    ),
+    "fault on a real engine": (
+        ["--gpus", "cpu", "--model", "m", "--sim-fault", "leak=1"],
+        ["*add --engine sim*"],
+    ),
+    "unknown role": (
+        ["--engine", "sim", "--engine-arg", "decoder.x=1"],
+        ["*decoder.x=1*prefill, decode, server*"],
+    ),
+    "reason without update": (
+        ["--engine", "sim", "--baseline-reason", "x"],
+        ["*does nothing without --update-baselines*"],
+    ),
+    "context overflow": (
+        ["--engine", "sim", "--engine-arg", "max_model_len=64"],
+        ["*max_model_len 64*raise it with*"],
+    ),
     "bad duration": (["--engine", "sim", "--startup-timeout", "soon"], ["*--startup-timeout*soon*"]),
 }
 
@@ -92,7 +107,18 @@ def test_gpus_without_a_driver_name_the_simulator(pytester: pytest.Pytester) -> 
 
 
 def test_importing_the_plugin_imports_nothing_heavy() -> None:
-    heavy = ("numpy", "scipy", "httpx", "pydantic", "pynvml", "rich", "yaml", "torch", "prometheus_client", "uvicorn")
+    heavy = (
+        "numpy",
+        "scipy",
+        "httpx",
+        "pydantic",
+        "pynvml",
+        "rich",
+        "yaml",
+        "torch",
+        "prometheus_client",
+        "uvicorn",
+    )
     code = f"import pytest_pdperf.plugin, sys; print([name for name in {heavy!r} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "[]"

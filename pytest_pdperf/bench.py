@@ -1,0 +1,329 @@
+"""The measuring bench: one stack at a time, brought up, measured cell by cell, and taken down."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import orjson
+
+from .errors import RoleDied, UsageProblem
+from .evidence.drain import wait_drained
+from .evidence.environment import Environment, read_environment
+from .evidence.record import Evidence, Expected, Status
+from .evidence.scrape import scrape
+from .evidence.verdict import judge_evidence
+from .gpus.busy import check_idle
+from .gpus.grammar import Device, DeviceKind, resolve
+from .gpus.inventory import Inventory
+from .gpus.lease import Lease, acquire
+from .gpus.nvml import read_inventory
+from .gpus.placement import Placement, place
+from .inputs import Inputs
+from .judging import Hardware, LaunchRecord
+from .load.run import run_cell
+from .load.target import Target
+from .measure.cell_result import CellResult
+from .measure.records import CellRecords
+from .measure.summarise import summarise
+from .options import Settings
+from .spec.topology import Kind, Topology
+from .spec.workload import Cell
+from .stack.greedy import probe
+from .stack.launch import Stack, launch
+from .stack.plan import LaunchPlan, check_model, plan_launch
+from .stack.ports import PortRegistry
+
+MAX_BRING_UPS = 3
+"""Of one launch: the first, and two more after a role died."""
+
+DRAIN_TIMEOUT_S = 30.0
+DRAIN_POLL_S = 0.1
+SCRAPE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyLaunch:
+    """One bring-up of a topology: the unit of statistical replication."""
+
+    topology: Topology
+    number: int
+
+    @property
+    def id(self) -> str:
+        """Name of the launch in folders and messages."""
+        return self.topology.name if self.number == 1 else f"{self.topology.name}-launch{self.number}"
+
+
+class Bench:
+    """Owns every process of the run. All methods are called from pytest's main thread."""
+
+    def __init__(
+        self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, progress: Callable[[str], None]
+    ) -> None:
+        self.devices: tuple[Device, ...] = ()
+        self.launch_lines: list[str] = []
+        self.problems: list[str] = []
+        self._settings = settings
+        self._inputs = inputs
+        self._run_id = run_id
+        self._folder = folder
+        self._progress = progress
+        self._placements: dict[str, Placement] = {}
+        self._selected: tuple[TopologyLaunch, ...] = ()
+        self._ports = PortRegistry()
+        self._inventory = Inventory()
+        self._lease: Lease | None = None
+        self._launch: TopologyLaunch | None = None
+        self._stack: Stack | None = None
+        self._bring_ups = 0
+        self._environment: Environment | None = None
+        self._greedy: dict[int, dict[str, tuple[int, ...]]] = {}
+
+    # -- before anything starts ----------------------------------------------------------------------------
+
+    def prepare(self, launches: Sequence[TopologyLaunch]) -> None:
+        """Check programs, devices and placement of the selected launches. Raises UsageProblem."""
+        self._selected = tuple(launches)
+        if not launches:
+            return
+        self._find_devices()
+        for topology in {one.topology.name: one.topology for one in launches}.values():
+            engine, router = self._inputs.engines[topology.name], self._inputs.routers[topology.name]
+            placement = place(topology, self.devices, self._inventory)
+            self._placements[topology.name] = placement
+            engine.check(self._inputs.programs, topology, [device.visible for device in self.devices])
+            router.check(self._inputs.programs)
+            if not engine.simulated:
+                check_model(self._inputs.model)
+            if not router.supported_prompts() & engine.supported_prompts():
+                raise UsageProblem(
+                    f"topology {topology.name}: router {router.name} passes on no prompt form that {engine.name} takes"
+                )
+            if topology.router.port is not None:
+                self._ports.release(
+                    self._ports.reserve_fixed(f"{topology.name} router", topology.router.port)
+                )
+        if not self._settings["plan"]:
+            self._lease = acquire(self.devices, self._settings["gpu_wait"])
+
+    def _find_devices(self) -> None:
+        if self._inputs.gpus is None:
+            return
+        if not self._inputs.gpus.cpu:
+            self._inventory = read_inventory()
+        self.devices = resolve(self._inputs.gpus, self._inventory, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        check_idle(self.devices, self._inventory)
+
+    def describe(self) -> list[str]:
+        """Lines for `--plan`: placement, ports and commands of every selected launch."""
+        lines: list[str] = []
+        for launch_ in self._selected:
+            lines += [f"topology {launch_.id}:", *self._placements[launch_.topology.name].explain()]
+            plan = self._plan(launch_)
+            lines += plan.describe()
+            plan.release()
+        return lines
+
+    # -- one launch ----------------------------------------------------------------------------------------
+
+    @property
+    def launch(self) -> TopologyLaunch:
+        """The current launch."""
+        assert self._launch is not None, "no topology has begun"
+        return self._launch
+
+    def begin(self, launch_: TopologyLaunch) -> None:
+        """Make a launch the current one. Nothing starts yet."""
+        self.take_down()
+        self._launch = launch_
+        self._bring_ups = 0
+
+    def stack(self) -> Stack:
+        """The current launch's stack; brought up when it is not, or after a role died. Raises BringUpError."""
+        if self._stack is not None:
+            try:
+                self._stack.check()
+                return self._stack
+            except RoleDied as death:
+                self._progress(
+                    f"{self.launch.id}: {death.instance} {death.reason}; bringing the topology up again"
+                )
+                self.take_down()
+        if self._bring_ups >= MAX_BRING_UPS:
+            raise UsageProblem(
+                f"{self.launch.id}: came up {MAX_BRING_UPS} times and did not stay up; giving up on it"
+            )
+        self._bring_ups += 1
+        started = time.monotonic()
+        self._stack = launch(
+            self._plan(self.launch), deadline_s=self._settings["startup_timeout"], progress=self._progress
+        )
+        self._environment = self._read_environment(self._stack)
+        line = f"{self.launch.id} up in {time.monotonic() - started:.1f} s"
+        self.launch_lines.append(line)
+        self._progress(line)
+        return self._stack
+
+    def take_down(self) -> None:
+        """Stop the current stack, if any."""
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            self.problems += stack.close()
+
+    def close(self) -> None:
+        """Stop everything and give ports and devices back; safe to call more than once."""
+        self.take_down()
+        self._ports.close()
+        if self._lease is not None:
+            self._lease.release()
+
+    def _plan(self, launch_: TopologyLaunch) -> LaunchPlan:
+        topology = launch_.topology
+        placement = self._placements[topology.name]
+        return plan_launch(
+            topology,
+            self._inputs.engines[topology.name],
+            self._inputs.routers[topology.name],
+            placement={
+                placed.instance: tuple(d.visible for d in placed.devices) for placed in placement.placed
+            },
+            numa={
+                placed.instance: placed.numa_node
+                for placed in placement.placed
+                if placed.numa_node is not None
+            },
+            model=self._inputs.model,
+            served_model=self._inputs.served_model,
+            programs=self._inputs.programs,
+            log_dir=self._folder / "logs" / launch_.id,
+            run_id=self._run_id,
+            ports=self._ports,
+            extra_args=self._inputs.engine_args,
+            role_args={role: args for role, args in self._inputs.role_args.items() if role in topology.roles},
+        )
+
+    # -- one cell ------------------------------------------------------------------------------------------
+
+    def measure(self, cell: Cell, workload: str) -> tuple[CellResult, Evidence]:
+        """Run a cell with evidence around it. Raises RoleDied at once when a process of the stack ends."""
+        stack = self.stack()
+        topology = self.launch.topology
+        before = scrape(stack.role_urls, SCRAPE_TIMEOUT_S)
+        records = run_cell(
+            self._target(stack),
+            cell,
+            seed=self._settings["workload_seed"],
+            salt=f"{self._run_id}/{self.launch.number}/{workload}/{cell.id}",
+            out_dir=self._folder / "records" / self.launch.id / cell.id,
+            check=stack.check,
+        )
+        drain = wait_drained(stack.role_urls, DRAIN_TIMEOUT_S, before=before, poll_s=DRAIN_POLL_S)
+        evidence = judge_evidence(
+            topology.kind,
+            before,
+            drain.snapshots,
+            _expected(records),
+            {instance.id: instance.role for instance in stack.plan.instances},
+        )
+        result = summarise(records, cell, topology.name)
+        invalid = [f"evidence: {problem}" for problem in evidence.problems]
+        required = topology.kind is Kind.PD and self._settings["require_evidence"] == "yes"
+        if required and evidence.status is not Status.PROVEN and not invalid:
+            invalid = [
+                f"evidence: {evidence.summary}",
+                *(f"evidence: {reason}" for reason in evidence.reasons),
+            ]
+        if drain.status == "busy":
+            invalid += [f"not drained after {DRAIN_TIMEOUT_S:.0f} s: {reason}" for reason in drain.reasons]
+        return replace(result, invalid=(*result.invalid, *invalid)), evidence
+
+    def _target(self, stack: Stack) -> Target:
+        topology = self.launch.topology
+        prompts = (
+            self._inputs.engines[topology.name].supported_prompts()
+            & self._inputs.routers[topology.name].supported_prompts()
+        )
+        limit = self._inputs.engine_args.get("max_model_len", topology.engine_args.get("max_model_len"))
+        return Target(
+            url=stack.url,
+            model=stack.model,
+            api="completions" if prompts & {"token_ids", "text"} else "generate",
+            max_context=limit if isinstance(limit, int) else None,
+        )
+
+    def greedy_answers(self, stack: Stack, length: int, count: int) -> dict[str, tuple[int, ...]]:
+        """Greedy tokens of one fixed prompt: through the router, from each engine alone, and from earlier stacks."""
+        prompt = tuple(100 + (7 * i) % 1009 for i in range(length))
+        answers = {"through the router": probe(stack.url, stack.model, prompt, count)}
+        for name, url in stack.role_urls.items():
+            answers[f"{name} alone"] = probe(url, stack.model, prompt, count)
+        earlier = self._greedy.setdefault(length, {})
+        answers |= {place: tokens for place, tokens in earlier.items() if place != self.launch.id}
+        earlier[self.launch.id] = answers["through the router"]
+        return answers
+
+    # -- provenance ----------------------------------------------------------------------------------------
+
+    def hardware(self) -> Hardware:
+        """What the numbers of this run are measured on."""
+        if self._inputs.gpus is None:
+            return Hardware("simulated", 0, "loopback")
+        if self._inputs.gpus.cpu:
+            environment = read_environment()
+            return Hardware(f"cpu {environment.cpu}", environment.cpus, "loopback")
+        gpus = [gpu for device in self.devices if (gpu := self._inventory.gpu(device.uuid)) is not None]
+        names = sorted({gpu.name for gpu in gpus})
+        links = {self._inventory.link(a, b) for a in gpus for b in gpus if a.uuid != b.uuid}
+        return Hardware(" + ".join(names), len(self.devices), "/".join(sorted(links)) or "none")
+
+    def launch_record(self) -> LaunchRecord:
+        """Provenance of the current launch, kept with every stored baseline."""
+        environment = self._environment
+        assert environment is not None, "nothing is up"
+        versions = {name: version for name, version in environment.versions.items() if name != "engine"}
+        return LaunchRecord(
+            hardware=self.hardware(),
+            engine_version=environment.versions.get("engine", "unknown"),
+            driver=environment.driver or "none",
+            environment={
+                **versions,
+                "cpu": environment.cpu,
+                "kernel": environment.kernel,
+                **environment.facts,
+            },
+        )
+
+    def _read_environment(self, stack: Stack) -> Environment:
+        topology = self.launch.topology
+        programs = self._inputs.programs
+        environment = read_environment(
+            commands=stack.plan.commands,
+            versions={
+                "engine": self._inputs.engines[topology.name].version(programs),
+                "router": self._inputs.routers[topology.name].version(programs),
+            },
+            uuids=[device.uuid for device in self.devices if device.kind is not DeviceKind.CPU],
+            inventory=self._inventory,
+            facts={"model": self._inputs.model},
+        )
+        folder = self._folder / "environment"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{self.launch.id}.json").write_bytes(
+            orjson.dumps(environment.to_json(), option=orjson.OPT_INDENT_2)
+        )
+        return environment
+
+
+def _expected(records: CellRecords) -> Expected:
+    """What the servers must have seen: unknown token sums stay unknown."""
+    prompts = [request.prompt_tokens for request in records.requests]
+    outputs = [request.completion_tokens for request in records.requests]
+    return Expected(
+        requests=len(records.requests),
+        prompt_tokens=None if None in prompts else sum(n for n in prompts if n is not None),
+        completion_tokens=None if None in outputs else sum(n for n in outputs if n is not None),
+    )

@@ -1,0 +1,126 @@
+"""What a finished run left on disk: one file a cell, so that any process, also a later one, can show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from pytest_pdperf.measure.cell_result import CellResult
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CellOutcome:
+    """One measured and judged cell."""
+
+    nodeid: str
+    order: int
+    """Position within the run; tables keep it."""
+    topology: str
+    kind: str
+    engine: str
+    launch: int
+    result: CellResult
+    verdict: str = ""
+    """Verdict of the cell, empty until the gate has spoken."""
+    rows: tuple[str, ...] = ()
+    """Verdict rows that need attention, ready to print."""
+    evidence: str = "unknown"
+    evidence_reasons: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the cell's file."""
+        return {
+            "schema": SCHEMA,
+            "nodeid": self.nodeid,
+            "order": self.order,
+            "topology": self.topology,
+            "kind": self.kind,
+            "engine": self.engine,
+            "launch": self.launch,
+            "verdict": self.verdict,
+            "rows": list(self.rows),
+            "evidence": self.evidence,
+            "evidence_reasons": list(self.evidence_reasons),
+            "result": self.result.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CellOutcome:
+        """Inverse of `to_json`. Raises KeyError or ValueError for what is not such data."""
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']!r}, this version reads {SCHEMA}")
+        return cls(
+            nodeid=data["nodeid"],
+            order=data["order"],
+            topology=data["topology"],
+            kind=data["kind"],
+            engine=data["engine"],
+            launch=data["launch"],
+            verdict=data["verdict"],
+            rows=tuple(data["rows"]),
+            evidence=data["evidence"],
+            evidence_reasons=tuple(data["evidence_reasons"]),
+            result=CellResult.from_json(data["result"]),
+        )
+
+
+def save(outcome: CellOutcome, folder: Path) -> Path:
+    """Write one cell's file in a way that a crash leaves the old or the new one, never half of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    launch = "" if outcome.launch == 1 else f".launch{outcome.launch}"
+    path = folder / f"{outcome.topology}--{outcome.result.cell}{launch}.json"
+    part = path.with_suffix(".part")
+    part.write_bytes(orjson.dumps(outcome.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
+    part.replace(path)
+    return path
+
+
+def load(folder: Path) -> tuple[list[CellOutcome], list[str]]:
+    """All cells of a run in their order, and one line for each file that could not be read."""
+    outcomes: list[CellOutcome] = []
+    problems: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            outcomes.append(CellOutcome.from_json(orjson.loads(path.read_bytes())))
+        except (KeyError, TypeError, ValueError) as problem:
+            problems.append(f"{path.name}: not readable: {problem}")
+    return sorted(outcomes, key=lambda o: (o.order, o.nodeid)), problems
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """All that the terminal shows at the end of a run."""
+
+    run_id: str
+    engine: str
+    simulated: bool
+    folder: Path
+    outcomes: tuple[CellOutcome, ...]
+    launches: tuple[str, ...] = ()
+    """One line a bring-up: topology and how long its stages took."""
+    changes: tuple[str, ...] = ()
+    """One line a baseline entry that this run wrote."""
+    problems: tuple[str, ...] = ()
+    rerun: str = ""
+    """Command that runs this selection again, without the cell."""
+
+    def counts(self) -> dict[str, int]:
+        """Cells per verdict, in order of first appearance."""
+        counts: dict[str, int] = {}
+        for outcome in self.outcomes:
+            counts[outcome.verdict or "NOT_JUDGED"] = counts.get(outcome.verdict or "NOT_JUDGED", 0) + 1
+        return counts
+
+
+def cells_of(outcomes: Iterable[CellOutcome]) -> dict[str, list[CellOutcome]]:
+    """Outcomes grouped by cell, so that topologies stand beside each other."""
+    grouped: dict[str, list[CellOutcome]] = {}
+    for outcome in outcomes:
+        grouped.setdefault(outcome.result.cell, []).append(outcome)
+    return grouped

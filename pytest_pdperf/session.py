@@ -1,0 +1,279 @@
+"""Wires the rooms for one pytest run: brings stacks up, measures cells, asks the gate, keeps the results."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .bench import Bench, TopologyLaunch
+from .errors import UsageProblem
+from .gpus.grammar import Device
+from .inputs import Inputs, read_inputs
+from .judging import Judging
+from .measure.cell_result import CellResult
+from .options import BY_NAME, Settings
+from .report.outcomes import CellOutcome, RunSummary, load, save
+from .spec.topology import Topology
+from .spec.workload import Cell
+from .stack.launch import Stack
+
+
+@dataclass
+class Session:
+    """The state of one measuring pytest process. Its fixtures are thin views of it."""
+
+    settings: Settings
+    inputs: Inputs
+    run_id: str
+    folder: Path
+    bench: Bench
+    judging: Judging
+    worker: str
+    """Name of the xdist worker, empty without xdist."""
+
+    def __post_init__(self) -> None:
+        self._outcomes: dict[tuple[str, str, int], CellOutcome] = {}
+        self._order: dict[str, int] = {}
+        self._finished = False
+        self._changes: tuple[str, ...] = ()
+
+    GREEDY_TOKENS = 16
+
+    # -- pytest's view -------------------------------------------------------------------------------------
+
+    def header(self) -> list[str]:
+        """Effective settings, for the top of pytest's output."""
+        inputs = self.inputs
+        engines = ", ".join(sorted({engine.name for engine in inputs.engines.values()}))
+        simulated = " (SIMULATED)" if self.settings.simulated else ""
+        names = ", ".join(topology.name for topology in inputs.topologies)
+        shown = " ".join(
+            f"{BY_NAME[name].flag}={self.settings[name]}"
+            for name in sorted(self.settings.given - {"engine", "gpus"})
+        )
+        return [
+            f"pdperf: run {self.run_id}, engine {engines}{simulated}, gpus {self.settings['gpus'] or 'none'}, "
+            f"model {inputs.model}",
+            f"pdperf: topologies {names}; workload {inputs.workload.name} ({len(inputs.workload.cells)} cells)"
+            + (f"; {shown}" if shown else ""),
+        ]
+
+    def topology_parameters(self) -> list[Any]:
+        """One pytest parameter a topology and launch, marked with the topology's kind."""
+        launches = range(1, self.settings["launches"] + 1)
+        return [
+            pytest.param(
+                TopologyLaunch(topology, number),
+                id=topology.name if number == 1 else f"{topology.name}-launch{number}",
+                marks=getattr(pytest.mark, topology.kind.value),
+            )
+            for topology in self.inputs.topologies
+            for number in launches
+        ]
+
+    def cell_parameters(self, streams: str) -> list[Any]:
+        """One pytest parameter a cell with one stream (`single`) or several (`mixed`)."""
+        if streams not in ("single", "mixed"):
+            raise UsageProblem(f"pdperf_cells({streams!r}): want 'single', 'mixed' or 'none'")
+        wanted = [
+            cell for cell in self.inputs.workload.cells if (len(cell.streams) > 1) == (streams == "mixed")
+        ]
+        if not wanted:
+            reason = f"workload {self.inputs.workload.name} has no cells with {streams} streams"
+            return [pytest.param(None, id="none", marks=pytest.mark.skip(reason=reason))]
+        return [pytest.param(cell, id=cell.id) for cell in wanted]
+
+    def prepare(self, items: Sequence[pytest.Item]) -> None:
+        """Check what the selected items need. Raises UsageProblem before anything starts."""
+        launches: dict[str, TopologyLaunch] = {}
+        for number, item in enumerate(items):
+            self._order[item.nodeid] = number
+            callspec = getattr(item, "callspec", None)
+            launch = callspec.params.get("topology") if callspec else None
+            if isinstance(launch, TopologyLaunch):
+                launches.setdefault(launch.id, launch)
+        self.bench.prepare(tuple(launches.values()))
+        if launches:
+            self.judging.prepare([launch.topology for launch in launches.values()], self.bench.hardware())
+
+    def describe_plan(self) -> list[str]:
+        """Lines for `--plan`."""
+        cells = [
+            f"  {cell.id}: {sum(s.requests for s in cell.streams)} requests"
+            for cell in self.inputs.workload.cells
+        ]
+        return [
+            *self.bench.describe(),
+            f"workload {self.inputs.workload.name}:",
+            *cells,
+            "nothing was started (--plan)",
+        ]
+
+    # -- the fixtures' view --------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Devices given with `--gpus`."""
+        return self.bench.devices
+
+    def begin_launch(self, launch: TopologyLaunch) -> None:
+        """Make `launch` the current one; it comes up when its first test asks for the stack."""
+        self.bench.begin(launch)
+
+    def stack(self) -> Stack:
+        """The current launch's stack, brought up if need be. Raises BringUpError."""
+        return self.bench.stack()
+
+    def take_down(self) -> None:
+        """Stop the current stack."""
+        self.bench.take_down()
+
+    def measure(self, nodeid: str, topology: Topology, cell: Cell) -> CellResult:
+        """Run a cell on the current stack and keep its result on disk before anything else begins."""
+        result, evidence = self.bench.measure(cell, self.inputs.workload.name)
+        launch = self.bench.launch
+        outcome = CellOutcome(
+            nodeid=nodeid,
+            order=self._order.get(nodeid, 0),
+            topology=topology.name,
+            kind=topology.kind.value,
+            engine=self.inputs.engines[topology.name].name,
+            launch=launch.number,
+            result=result,
+            verdict="INVALID" if result.invalid or result.ok != result.requests else "",
+            rows=result.invalid,
+            evidence=evidence.status.value,
+            evidence_reasons=evidence.reasons,
+        )
+        self._keep(outcome)
+        return result
+
+    def judge(self, nodeid: str, topology: Topology, result: CellResult) -> str:
+        """Hold a result against its baseline; returns the failure message, empty when nothing blocks."""
+        judged, problem = self.judging.judge(
+            topology, result, self.bench.launch_record(), self.bench.launch.number
+        )
+        place = (topology.name, result.cell, self.bench.launch.number)
+        self._keep(replace(self._outcomes[place], verdict=judged.verdict.value, rows=judged.notable))
+        return f"{problem}\nre-run just this cell:\n  {self.rerun(nodeid)}" if problem else ""
+
+    def greedy_answers(self, stack: Stack, length: int) -> dict[str, tuple[int, ...]]:
+        """Greedy tokens for one fixed prompt by every way to reach an engine, and from earlier topologies."""
+        return self.bench.greedy_answers(stack, length, self.GREEDY_TOKENS)
+
+    def rerun(self, nodeid: str) -> str:
+        """The command that runs one item again with the same settings."""
+        words = ["pytest", nodeid]
+        for name in sorted(self.settings.given - {"update_baselines", "baseline_reason", "plan"}):
+            option, value = BY_NAME[name], self.settings[name]
+            if option.kind == "flag":
+                words.append(option.flag)
+            else:
+                words += [f"{option.flag}={part}" for part in (value if option.kind == "list" else (value,))]
+        return shlex.join(words)
+
+    def properties_of(self, nodeid: str) -> list[tuple[str, object]]:
+        """JUnit properties of a measured item."""
+        for outcome in self._outcomes.values():
+            if outcome.nodeid == nodeid:
+                values = [
+                    (name, value.value)
+                    for name, value in outcome.result.metrics.items()
+                    if value.value is not None
+                ]
+                return [("pdperf_verdict", outcome.verdict), ("pdperf_evidence", outcome.evidence), *values]
+        return []
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Take the stack down and write baselines and history, once."""
+        if self._finished:
+            return
+        self._finished = True
+        self.bench.close()
+        self._changes = tuple(self.judging.finish())
+
+    def close(self) -> None:
+        """Take the stack down; safe to call at any time and more than once."""
+        self.bench.close()
+
+    def summary(self) -> RunSummary:
+        """Everything for the final tables, read from disk so that xdist workers' cells are in it."""
+        outcomes, problems = load(self.folder / "cells")
+        return RunSummary(
+            run_id=self.run_id,
+            engine=", ".join(sorted({engine.name for engine in self.inputs.engines.values()})),
+            simulated=self.settings.simulated,
+            folder=self.folder,
+            outcomes=tuple(outcomes),
+            launches=tuple(self.bench.launch_lines),
+            changes=self._changes,
+            problems=(*problems, *self.bench.problems),
+        )
+
+    def _keep(self, outcome: CellOutcome) -> None:
+        self._outcomes[(outcome.topology, outcome.result.cell, outcome.launch)] = outcome
+        save(outcome, self.folder / "cells")
+
+
+def open_session(config: pytest.Config, settings: Settings) -> Session:
+    """Read and check all input. Raises UsageProblem."""
+    workerinput: Mapping[str, Any] = getattr(config, "workerinput", {})
+    now = datetime.now(UTC)
+    run_id = str(workerinput.get("pdperf_run_id") or f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}")
+    inputs = read_inputs(settings, config.rootpath)
+    folder = config.rootpath / settings["pdperf_results"] / run_id
+    if not settings["plan"] and not config.option.collectonly:
+        _make_folder(folder)
+    bench = Bench(settings=settings, inputs=inputs, run_id=run_id, folder=folder, progress=_progress(config))
+    judging = Judging(settings=settings, inputs=inputs, root=config.rootpath, run_id=run_id)
+    return Session(
+        settings=settings,
+        inputs=inputs,
+        run_id=run_id,
+        folder=folder,
+        bench=bench,
+        judging=judging,
+        worker=str(workerinput.get("workerid", "")),
+    )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as problem:
+        raise UsageProblem(
+            f"--pdperf-results: cannot write to {folder}: {problem.strerror}; give another folder"
+        ) from None
+
+
+def _progress(config: pytest.Config) -> Callable[[str], None]:
+    """Where stage messages go: pytest's own output, past its capture; nowhere under -q or in a worker."""
+
+    def show(text: str) -> None:
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        capture = config.pluginmanager.get_plugin("capturemanager")
+        if (
+            reporter is None
+            or capture is None
+            or reporter.verbosity < 0
+            or os.environ.get("PYTEST_XDIST_WORKER")
+        ):
+            return
+        with capture.global_and_fixture_disabled():
+            reporter.ensure_newline()
+            reporter.write_line(f"pdperf: {text}")
+
+    return show
