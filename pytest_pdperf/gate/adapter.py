@@ -11,7 +11,8 @@ from pytest_pdperf.spec.tolerances import Tolerances
 
 from .baseline import CellBaseline
 from .catalogue import Catalogue, MetricSpec
-from .judge import Measurement, Sample, ToleranceLike, judge_cell
+from .confirm import Suspect, find_suspects
+from .judge import Measurement, Sample, ToleranceLike, ToleranceOf, judge_cell
 from .statistics import Pooled
 from .verdict import CellVerdict
 
@@ -53,10 +54,28 @@ def judge(
     what differs).
     """
 
-    def tolerance_of(metric: str, spec: MetricSpec) -> ToleranceLike:
-        return tolerances.for_(
-            metric, result.workload, result.cell, result.topology, spec.tau or 0.0, spec.floor
-        )
-
     measured = measurement(result, taken=taken, inconclusive=inconclusive, absent=absent, extra=extra)
-    return judge_cell(measured, baseline, siblings, tolerance_of, catalogue)
+    return judge_cell(measured, baseline, siblings, _tolerances(result, tolerances), catalogue)
+
+
+def suspects_of(
+    result: CellResult,
+    verdict: CellVerdict,
+    baseline: CellBaseline,
+    siblings: Mapping[str, Pooled],
+    tolerances: Tolerances,
+    *,
+    cell: str,
+    catalogue: Catalogue = METRICS,
+) -> tuple[Suspect, ...]:
+    """What stage 2 has to look at in one judged cell; `cell` is the id to use in plans and readings."""
+
+    return find_suspects(cell, verdict, baseline, siblings, _tolerances(result, tolerances), catalogue)
+
+
+def _tolerances(result: CellResult, tolerances: Tolerances) -> ToleranceOf:
+    def tolerance_of(metric: str, spec: MetricSpec) -> ToleranceLike:
+        place = (metric, result.workload, result.cell, result.topology)
+        return tolerances.for_(*place, spec.tau or 0.0, spec.floor)
+
+    return tolerance_of
