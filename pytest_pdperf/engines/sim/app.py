@@ -1,0 +1,405 @@
+"""A simulated engine as its clients see it: routes, the prefill and decode halves of a request, faults."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import orjson
+
+from pytest_pdperf.spec.topology import Role
+
+from .answer import Answer, damaged
+from .faults import Dice, Faults
+from .http import Exchange
+from .kv_store import KvStore
+from .link import KvLink
+from .log import Log
+from .metrics import EngineCollector, EngineMetrics, exposition
+from .profile import Profile
+from .request import Limits, Refused, Wanted, check_model, parse_object, parse_request, tokens_of
+from .runner import Runner
+from .scheduler import Sequence, State, Step, StepScheduler
+from .side_channel import KvLoadError, PrefillPeers
+from .stream import AnswerHead, Api, error_body
+from .tokens import kv_digest
+
+VERSION = "0.1.0+simulated"
+_JITTER_SCALE = 1.45
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How one engine process was started."""
+
+    role: Role
+    served_model: str
+    profile: Profile
+    link: str
+    faults: Faults
+    max_model_len: int
+    max_seqs: int
+    token_budget: int
+    kv_blocks: int
+    tensor_parallel: int
+    host: str
+    side_channel_port: int
+    recompute_on_failure: bool
+    seed: str
+
+
+class SimEngine:
+    """One engine process without its sockets: takes exchanges and side-channel lines, answers them in model time."""
+
+    def __init__(self, settings: Settings, log: Log, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.engine_id = str(uuid.UUID(int=Random(f"{settings.seed} id {time.time_ns()}").getrandbits(128)))
+        self.metrics = EngineMetrics()
+        self.log = log
+        self._clock = clock
+        profile = self._profile = settings.profile
+        self.limits = Limits(settings.served_model, settings.max_model_len, profile.vocabulary)
+        self._random = Random(settings.seed)
+        noise = Random(f"{settings.seed} noise")
+        scheduler = StepScheduler(
+            profile,
+            noise=lambda: 1.0 + abs(noise.gauss(0.0, profile.step_noise)),
+            faults=settings.faults,
+            max_seqs=settings.max_seqs,
+            token_budget=settings.token_budget,
+            kv_blocks=settings.kv_blocks,
+            started_s=clock(),
+        )
+        sigma = _JITTER_SCALE * profile.jitter_s
+        self.runner = Runner(
+            scheduler,
+            KvLink(profile.links[settings.link], settings.faults.link),
+            clock=clock,
+            jitter=lambda: abs(noise.gauss(0.0, sigma)),
+            on_step=self._on_step,
+            on_transfer=lambda key, end: self.kv_store.transferred(key, end),
+        )
+        faults = settings.faults
+        self._dice = {
+            name: Dice(getattr(faults, name), Random(f"{settings.seed} {name}"))
+            for name in (
+                *("transfer_fail", "drop_transfer", "recompute", "corrupt", "leak"),
+                *("error_in_stream", "short_output"),
+            )
+        }
+        self.kv_store = KvStore(
+            self.runner,
+            self.metrics,
+            log,
+            engine_id=self.engine_id,
+            bytes_per_token=profile.kv_bytes_per_token,
+            lease_s=profile.lease_s,
+            call_later=_call_later,
+            drop_transfer=self._dice["drop_transfer"],
+        )
+        self._peers = PrefillPeers(
+            handshake_s=profile.handshake_s,
+            timeout_s=profile.handshake_timeout_s,
+            clock=clock,
+            on_handshake=lambda peer: log.info(f"NIXL compatibility check passed (simulated, engine {peer})"),
+        )
+        self._open: set[Answer] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.transfers: list[tuple[float, float, int, int]] = []
+        """Finished KV loads for the log window: (transfer s, post s, bytes, descriptors); the owner empties it."""
+        cache = {
+            "block_size": str(profile.block_tokens),
+            "num_gpu_blocks": str(settings.kv_blocks),
+            "enable_prefix_caching": "False",
+        }
+        self._exposition = exposition(
+            EngineCollector(
+                self.metrics,
+                model_name=settings.served_model,
+                state=self.state,
+                cache_config=cache,
+                nixl=settings.role is not Role.SERVER,
+            )
+        )
+
+    def state(self) -> tuple[int, int, float]:
+        """Running requests, waiting requests, share of the KV cache in use."""
+        scheduler = self.runner.scheduler
+        return scheduler.running, scheduler.waiting + self.runner.wanting, scheduler.kv_usage
+
+    # -- HTTP
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer one HTTP request."""
+        try:
+            self._route(exchange)
+        except Refused as refused:
+            body = error_body(refused.status, refused.message, refused.kind, refused.param)
+            exchange.respond(refused.status, body)
+
+    def _route(self, exchange: Exchange) -> None:
+        method, path = exchange.method, exchange.path
+        known = _ROUTES.get(path)
+        if known is None:
+            exchange.respond(404, b'{"detail":"Not Found"}')
+        elif method != known:
+            exchange.respond(405, b'{"detail":"Method Not Allowed"}')
+        elif path == "/v1/completions":
+            self._generate("completion", exchange)
+        elif path == "/v1/chat/completions":
+            self._generate("chat", exchange)
+        elif path == "/tokenize":
+            body = parse_object(bytes(exchange.body))
+            check_model(body, self.limits)
+            tokens = tokens_of(body, self.limits)
+            exchange.respond(200, self._tokenized(tokens))
+        elif path == "/metrics":
+            exchange.respond(200, self._exposition(), "text/plain; version=0.0.4; charset=utf-8")
+        elif path == "/v1/models":
+            exchange.respond(200, self._models())
+        elif path == "/version":
+            exchange.respond(200, orjson.dumps({"version": VERSION}))
+        elif path == "/load":
+            exchange.respond(200, orjson.dumps({"server_load": len(self._open)}))
+        else:
+            exchange.respond(200)
+
+    def _tokenized(self, tokens: tuple[int, ...]) -> bytes:
+        return orjson.dumps(
+            {
+                "count": len(tokens),
+                "max_model_len": self.limits.max_model_len,
+                "tokens": list(tokens),
+                "token_strs": None,
+            }
+        )
+
+    def _models(self) -> bytes:
+        return orjson.dumps(
+            {
+                "object": "list",
+                "data": [
+                    {
+                        "id": self.limits.served_model,
+                        "object": "model",
+                        "created": int(time.time()),
+                        "owned_by": "pdperf-sim",
+                        "root": self._profile.name,
+                        "parent": None,
+                        "max_model_len": self.limits.max_model_len,
+                    }
+                ],
+            }
+        )
+
+    # -- a request
+
+    def _generate(self, api: Api, exchange: Exchange) -> None:
+        arrived = self._clock()
+        wanted = parse_request(api, bytes(exchange.body), self.limits)
+        prefix = "cmpl" if api == "completion" else "chatcmpl"
+        given = exchange.headers.get("x-request-id") or f"{self._random.getrandbits(64):016x}"
+        head = AnswerHead(
+            api=api,
+            id=f"{prefix}-{given}",
+            created=int(time.time()),
+            model=self.limits.served_model,
+            prompt=wanted.prompt,
+            return_token_ids=wanted.return_token_ids,
+            include_usage=wanted.include_usage,
+            continuous_usage=wanted.continuous_usage,
+        )
+        answer = Answer(exchange, wanted, head, self.metrics, arrived)
+        answer.on_done = self._open.discard
+        self._open.add(answer)
+        exchange.on_close = lambda: self._abandoned(answer)
+        if self._dice["short_output"].strikes():
+            answer.shorten()
+        answer.begin()
+        role = self.settings.role
+        if role is Role.DECODE and wanted.kv.get("do_remote_prefill") is True:
+            self.metrics.external_queries += len(wanted.prompt)
+            self._disaggregated(answer, wanted)
+        else:
+            hold = role is Role.PREFILL and wanted.kv.get("do_remote_decode") is True
+            if hold:
+                answer.transfer_params = self._transfer_params
+            self._local(answer, arrived + self._hop(self._profile.hop_s), hold=hold)
+
+    def _hop(self, mean: float) -> float:
+        spread = self._profile.hop_spread
+        return mean * self._random.uniform(1.0 - spread, 1.0 + spread)
+
+    def _local(self, answer: Answer, at: float, *, hold: bool = False) -> None:
+        """Compute the prompt here."""
+        answer.decide(kv_digest(answer.wanted.prompt), self.limits.vocabulary)
+        self._submit(answer, self._sequence(answer, hold=hold), at)
+
+    def _sequence(self, answer: Answer, *, kv_ready: bool = False, hold: bool = False) -> Sequence:
+        leaks = self._dice["leak"].strikes()
+        prompt = len(answer.wanted.prompt)
+        answer.seq = Sequence(
+            prompt, answer.length, kv_ready=kv_ready, hold=hold, leaks=leaks, payload=answer
+        )
+        return answer.seq
+
+    def _submit(self, answer: Answer, seq: Sequence, at: float) -> None:
+        seq.max_tokens = answer.length
+        if self._dice["error_in_stream"].strikes():
+            answer.error_at = answer.length // 2
+        self.runner.submit(seq, at)
+
+    def _disaggregated(self, answer: Answer, wanted: Wanted) -> None:
+        """Fetch the KV from the prefill engine named in the request, then decode."""
+        if self._dice["recompute"].strikes():
+            self._spawn(self._release(wanted))
+            self._local(answer, self._clock() + self._hop(self._profile.pd_hop_s))
+            return
+        seq = self._sequence(answer, kv_ready=True)
+        self.runner.reserve(seq, lambda: self._spawn(self._load(answer, seq)))
+
+    async def _load(self, answer: Answer, seq: Sequence) -> None:
+        asked = self._clock()
+        try:
+            if self._dice["transfer_fail"].strikes():
+                raise KvLoadError("simulated fault transfer_fail", peer_lost=False)
+            pulled = await self._peers.pull(*_remote(answer.wanted))
+        except KvLoadError as problem:
+            self._load_failed(answer, seq, problem)
+            return
+        if seq.state is State.CANCELLED:
+            self._spawn(self._release(answer.wanted))
+            return
+        blocks = -(-pulled.tokens // self._profile.block_tokens)
+        taken, post = pulled.ended_s - pulled.began_s, max(0.0, pulled.began_s - asked)
+        m = self.metrics
+        m.transfer_time.observe(taken)
+        m.post_time.observe(post)
+        m.transfer_bytes.observe(pulled.size)
+        m.descriptors.observe(blocks)
+        m.external_hits += len(answer.wanted.prompt)
+        self.transfers.append((taken, post, pulled.size, blocks))
+        answer.source = "external_kv_transfer"
+        corrupt = self._dice["corrupt"].strikes()
+        answer.decide(
+            damaged(pulled.digest, self._random) if corrupt else pulled.digest, self.limits.vocabulary
+        )
+        self._submit(answer, seq, pulled.ended_s + self._hop(self._profile.pd_hop_s))
+        self._spawn(self._release(answer.wanted))
+
+    def _load_failed(self, answer: Answer, seq: Sequence, problem: KvLoadError) -> None:
+        # A dead prefill engine makes more failed transfers than failed requests, as observed with vLLM 0.32.
+        self.metrics.failed_transfers += 2 if problem.peer_lost else 1
+        self.metrics.failed_notifications += 1 if problem.peer_lost else 0
+        if seq.state is State.CANCELLED:
+            return
+        self.log.error(
+            f"NIXL transfer failure: transfer_setup_failed. Marking blocks as invalid | Context: "
+            f"{{'request_id': '{answer.request_id}', 'reason': '{problem}'}}"
+        )
+        self.runner.cancel(seq)
+        if self.settings.recompute_on_failure:
+            self._local(answer, self._clock())
+        else:
+            answer.fail()
+
+    async def _release(self, wanted: Wanted) -> None:
+        try:
+            await self._peers.release(*_remote(wanted))
+        except KvLoadError:
+            self.metrics.failed_notifications += 1
+
+    def _transfer_params(self, answer: Answer) -> dict[str, object] | None:
+        seq = answer.seq
+        if seq is None or seq.state is not State.HELD:
+            return None
+        request_id = f"{answer.request_id}-0-{self._random.getrandbits(32):08x}"
+        blocks = self.kv_store.hold(request_id, seq, answer.digest)
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [blocks],
+            "remote_engine_id": self.engine_id,
+            "remote_request_id": request_id,
+            "remote_host": self.settings.host,
+            "remote_port": self.settings.side_channel_port,
+            "tp_size": self.settings.tensor_parallel,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": seq.prompt_tokens,
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": 0,
+        }
+
+    def _abandoned(self, answer: Answer) -> None:
+        """The client has left: stop computing, free the blocks."""
+        if answer not in self._open:
+            return
+        self._open.discard(answer)
+        self.metrics.finished["abort"] += 1
+        if answer.seq is not None:
+            self.runner.cancel(answer.seq)
+
+    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- steps
+
+    def _on_step(self, step: Step) -> None:
+        """Write the tokens of one step: all its sequences together."""
+        m = self.metrics
+        before = m.generation_tokens
+        later = 0
+        for seq in step.emitted:
+            answer = seq.payload
+            assert isinstance(answer, Answer)
+            if answer not in self._open:
+                continue
+            position = step.number - seq.first_step
+            m.generation_tokens += 1
+            later += position > 0
+            if position == answer.error_at:
+                self.runner.cancel(seq)
+                answer.fail()
+            else:
+                answer.token(position, step.end_s)
+        if later:
+            m.inter_token.observe(step.end_s - step.start_s, later)
+        m.iteration_tokens.observe(step.prefill_tokens + step.decoding)
+        dies = self.settings.faults.die_after_tokens
+        if dies is not None and before < dies <= m.generation_tokens:
+            self.log.error(f"simulated fault: die_after_tokens={dies} reached, exiting hard")
+            # One round later, so that this step's tokens are on the wire.
+            asyncio.get_running_loop().call_later(0.002, os._exit, 1)
+
+
+_ROUTES = {
+    **dict.fromkeys(("/health", "/ping", "/v1/models", "/version", "/load", "/metrics"), "GET"),
+    **dict.fromkeys(("/v1/completions", "/v1/chat/completions", "/tokenize"), "POST"),
+}
+
+
+def _remote(wanted: Wanted) -> tuple[str, str, int, str]:
+    """Engine id, host, port and request id out of `kv_transfer_params`."""
+    kv = wanted.kv
+    engine, host, port = kv.get("remote_engine_id"), kv.get("remote_host"), kv.get("remote_port")
+    request = kv.get("remote_request_id")
+    if not isinstance(engine, str) or not isinstance(host, str) or not isinstance(request, str):
+        raise KvLoadError(
+            "kv_transfer_params lacks remote_engine_id, remote_host or remote_request_id", peer_lost=False
+        )
+    if type(port) is not int or not 0 < port < 65536:
+        raise KvLoadError(f"kv_transfer_params has remote_port={port!r}", peer_lost=False)
+    return engine, host, port, request
+
+
+def _call_later(seconds: float, action: Callable[[], None]) -> Callable[[], None]:
+    return asyncio.get_running_loop().call_later(seconds, action).cancel

@@ -1,0 +1,132 @@
+"""The simulated engine behind the `Engine` interface: a timing model in real processes, for where no GPU is."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Mapping, Sequence
+
+from pytest_pdperf.engines.base import Command, Instance, Programs
+from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.spec.topology import FlagValue, Kind, Role, Topology
+
+DEFAULT_PROFILE = "fast"
+
+_FLAGS: Mapping[str, str] = {
+    "max_model_len": "--max-model-len",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+    "num_gpu_blocks_override": "--num-gpu-blocks",
+    "kv_load_failure_policy": "--kv-load-failure-policy",
+    "faults": "--faults",
+    "seed": "--seed",
+}
+"""Engine arguments with a meaning here. Others are for real engines: they are logged and ignored."""
+
+_STAGES: Mapping[str, str] = {
+    "SIMULATED engine": "starting",
+    "Starting to load model": "loading weights",
+    "Starting vLLM server": "opening port",
+    "Application startup complete.": "ready",
+}
+
+
+class SimEngine:
+    """Starts `python -m pytest_pdperf.engines.sim.server`; everything it measures is SIMULATED."""
+
+    name = "sim"
+    default_router = "vllm_router"
+    simulated = True
+    needs_gpu = False
+
+    def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
+        """Raise UsageProblem for a connector or a fault that the simulator does not have."""
+        from .faults import Faults
+
+        if topology.kind is Kind.PD and topology.kv_transfer is not None:
+            connector = topology.kv_transfer.connector
+            if connector != "nixl":
+                raise UsageProblem(
+                    f"topology {topology.name!r}: kv_transfer.connector {connector!r} is not simulated; use 'nixl'"
+                )
+        places = {"engine_args": topology.engine_args}
+        places |= {f"roles.{role.value}.args": spec.args for role, spec in topology.roles.items()}
+        for place, args in places.items():
+            where = f"topology {topology.name!r}: {place}.faults"
+            if (text := args.get("faults")) is not None:
+                if not isinstance(text, str):
+                    raise UsageProblem(f"{where}: expected text such as 'decode_step=1.15', got {text!r}")
+                Faults.parse(text, where)
+            for key in args:
+                near = difflib.get_close_matches(key, _FLAGS, n=1, cutoff=0.85)
+                if near and key not in _FLAGS:
+                    raise UsageProblem(
+                        f"topology {topology.name!r}: {place}: unknown {key!r}, did you mean {near[0]!r}?"
+                    )
+
+    def command(self, instance: Instance, programs: Programs) -> Command:
+        """One engine process; `instance.model` names the timing profile."""
+        argv = [
+            *(sys.executable, "-m", "pytest_pdperf.engines.sim.server"),
+            *("--role", instance.role.value),
+            *("--host", instance.host),
+            *("--port", str(instance.ports.http)),
+            *("--served-model-name", instance.served_model),
+            *("--profile", instance.model or DEFAULT_PROFILE),
+            *("--tensor-parallel-size", str(instance.tensor_parallel)),
+        ]
+        if instance.role is Role.PREFILL:
+            argv += ["--side-channel-port", str(instance.ports.side_channel)]
+        if instance.kv_transfer is not None:
+            argv += ["--kv-transport", instance.kv_transfer.transport]
+        ignored: list[str] = []
+        seed = str(instance.args.get("seed", 0))
+        for key, value in instance.args.items():
+            name = key.lstrip("-").replace("-", "_")
+            if name == "seed" or value is None:
+                continue
+            if name in _FLAGS:
+                argv += [_FLAGS[name], _text(value)]
+            else:
+                ignored.append(name)
+        argv += ["--seed", f"{seed} {instance.id}"]
+        if ignored:
+            argv += ["--ignored", ",".join(sorted(ignored))]
+        return Command(tuple(argv), dict(instance.env))
+
+    def stage(self, line: str) -> str | None:
+        """Name of the start-up stage that this log line opens."""
+        for text, stage in _STAGES.items():
+            if text in line:
+                return stage
+        return None
+
+    def root_cause(self, lines: Sequence[str]) -> str | None:
+        """The first ERROR line, else the last line of a traceback."""
+        for line in lines:
+            if " ERROR " in line:
+                return line.strip()
+        for i, line in enumerate(lines):
+            if "Traceback (most recent call last)" in line:
+                later = [text.strip() for text in lines[i:] if text.strip()]
+                return later[-1]
+        return None
+
+    def version(self, programs: Programs) -> str:
+        """Version of the simulator."""
+        from .app import VERSION
+
+        return VERSION
+
+    def supported_prompts(self) -> frozenset[str]:
+        """Token ids, and text of one token a word."""
+        return frozenset({"token_ids", "text"})
+
+
+def _text(value: FlagValue) -> str:
+    if isinstance(value, dict | list):
+        raise UsageProblem(f"simulated engine: expected one value, got {value!r}")
+    return str(value)
+
+
+ENGINE = SimEngine()

@@ -1,0 +1,153 @@
+"""The process of a simulated engine: `python -m pytest_pdperf.engines.sim.server --role decode --port ...`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.spec.topology import Role
+
+from .app import VERSION, Settings, SimEngine
+from .faults import Faults
+from .http import Connection
+from .log import WINDOW_S, Log, Windows
+from .profile import link_named, profile_named
+from .side_channel import SideChannelServer
+from .timer import make_timer
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line; names follow vLLM's where it has them."""
+    parser = argparse.ArgumentParser(prog="pdperf-sim", description=__doc__)
+    parser.add_argument("--role", choices=[role.value for role in Role], required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--side-channel-port", type=int, default=0)
+    parser.add_argument("--served-model-name", required=True)
+    parser.add_argument("--profile", default="fast")
+    parser.add_argument("--kv-transport", default="auto")
+    parser.add_argument("--kv-load-failure-policy", choices=("fail", "recompute"), default="fail")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--max-num-seqs", type=int)
+    parser.add_argument("--max-num-batched-tokens", type=int)
+    parser.add_argument("--num-gpu-blocks", type=int)
+    parser.add_argument("--faults", default="")
+    parser.add_argument("--seed", default="0", help="equal seeds give equal noise and equal faults")
+    parser.add_argument("--ignored", default="", help="engine arguments without meaning here, for the log")
+    return parser.parse_args(argv)
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Checked settings; raises UsageProblem."""
+    profile = profile_named(options.profile)
+    settings = Settings(
+        role=Role(options.role),
+        served_model=options.served_model_name,
+        profile=profile,
+        link=link_named(profile, options.kv_transport),
+        faults=Faults.parse(options.faults, "--faults"),
+        max_model_len=options.max_model_len or profile.max_model_len,
+        max_seqs=options.max_num_seqs or profile.max_seqs,
+        token_budget=options.max_num_batched_tokens or profile.token_budget,
+        kv_blocks=options.num_gpu_blocks or profile.kv_blocks,
+        tensor_parallel=options.tensor_parallel_size,
+        host=options.host,
+        side_channel_port=options.side_channel_port,
+        recompute_on_failure=options.kv_load_failure_policy == "recompute",
+        seed=f"{options.seed} {options.role}",
+    )
+    for name in ("max_model_len", "max_seqs", "token_budget", "kv_blocks", "tensor_parallel"):
+        if getattr(settings, name) < 1:
+            raise UsageProblem(f"simulated engine: {name} must be at least 1, got {getattr(settings, name)}")
+    if settings.token_budget <= settings.max_seqs:
+        raise UsageProblem(
+            f"simulated engine: a step of {settings.token_budget} tokens leaves no room for prefill beside "
+            f"{settings.max_seqs} sequences"
+        )
+    if settings.kv_blocks * profile.block_tokens < settings.max_model_len:
+        raise UsageProblem(
+            f"simulated engine: {settings.kv_blocks} blocks of {profile.block_tokens} tokens cannot hold one request "
+            f"of max_model_len={settings.max_model_len}"
+        )
+    if settings.role is Role.PREFILL and not settings.side_channel_port:
+        raise UsageProblem("simulated engine: role prefill needs --side-channel-port")
+    return settings
+
+
+async def serve(settings: Settings, port: int, log: Log) -> None:
+    """Load, listen, and serve until SIGTERM or SIGINT."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    log.info(f"Starting to load model {settings.profile.name}...")
+    began = time.monotonic()
+    loading = asyncio.ensure_future(asyncio.sleep(settings.profile.load_s + settings.faults.slow_start))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        return
+    log.info(f"Loading weights took {time.monotonic() - began:.2f} seconds (simulated)")
+    engine = SimEngine(settings, log)
+    engine.runner.timer = make_timer(loop, engine.runner.wake)
+    windows = Windows(log, engine.metrics, engine.state)
+    connections: set[Connection] = set()
+    if settings.role is Role.PREFILL:
+        await loop.create_server(
+            lambda: SideChannelServer(engine.kv_store.handle), settings.host, settings.side_channel_port
+        )
+    log.info(f"Starting vLLM server (simulated) on http://{settings.host}:{port}")
+    await loop.create_server(
+        lambda: Connection(engine.handle, log.access, connections), settings.host, port, backlog=1024
+    )
+    gc.collect()
+    gc.freeze()
+    log.info("Application startup complete.")
+    while not stop.is_set():
+        try:
+            await asyncio.wait_for(stop.wait(), WINDOW_S)
+        except TimeoutError:
+            windows.transfers, engine.transfers = engine.transfers, []
+            windows.tick()
+    for connection in list(connections):
+        connection.abort()
+    log.info("Shutting down.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one engine; the exit status is 2 for bad options and 0 after SIGTERM."""
+    import uvloop
+
+    options = parse_arguments(sys.argv[1:] if argv is None else argv)
+    log = Log()
+    try:
+        settings = settings_of(options)
+    except UsageProblem as problem:
+        log.error(str(problem))
+        return 2
+    log.info(
+        f"SIMULATED engine, version {VERSION}: role {settings.role.value}, profile {settings.profile.name}"
+    )
+    if options.ignored:
+        log.info(f"ignoring engine arguments without meaning for a simulation: {options.ignored}")
+    if settings.faults.active:
+        log.warning(f"faults: {options.faults}")
+    for name in settings.faults.without_effect_on(settings.role):
+        log.warning(f"fault {name} has no effect on role {settings.role.value}")
+    try:
+        uvloop.run(serve(settings, options.port, log))
+    except OSError as problem:
+        log.error(f"cannot listen on {settings.host}:{options.port}: {problem}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
