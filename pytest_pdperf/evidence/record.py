@@ -114,6 +114,13 @@ class Evidence:
     reasons: tuple[str, ...] = ()
 
     @property
+    def failed_any(self) -> float | None:
+        """Failed transfers and notifications together, as newer logs print them; None while either is a hole."""
+        if self.failed_transfers is None or self.failed_notifications is None:
+            return None
+        return self.failed_transfers + self.failed_notifications
+
+    @property
     def valid(self) -> bool:
         """False when the numbers of this cell must not be judged. An unknown path is no valid one for PD."""
         return not self.problems and self.status in (Status.PROVEN, Status.NOT_APPLICABLE)
