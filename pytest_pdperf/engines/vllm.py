@@ -111,6 +111,17 @@ def _normal(args: Mapping[str, FlagValue]) -> dict[str, FlagValue]:
     return {key.lstrip("-").replace("-", "_"): value for key, value in args.items()}
 
 
+def _refuse_owned(place: str, args: Mapping[str, FlagValue]) -> None:
+    for key, value in _normal(args).items():
+        if key in _OWNED:
+            raise UsageProblem(f"{place}{key} is decided by {_OWNED[key]}; leave it out")
+        if key in _PARALLEL and value not in (None, 1):
+            raise UsageProblem(
+                f"{place}{key} is {value!r}, but a role gets GPUs for tensor_parallel only; "
+                "leave it out or use replicas"
+            )
+
+
 def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
     out = dict(base)
     for key, value in over.items():
@@ -158,16 +169,7 @@ class Vllm:
         places = [("engine_args", topology.engine_args)]
         places += [(f"roles.{role.value}.args", spec.args) for role, spec in topology.roles.items()]
         for place, args in places:
-            for key, value in _normal(args).items():
-                if key in _OWNED:
-                    raise UsageProblem(
-                        f"{topology.name}: {place}.{key} is decided by {_OWNED[key]}; leave it out"
-                    )
-                if key in _PARALLEL and value not in (None, 1):
-                    raise UsageProblem(
-                        f"{topology.name}: {place}.{key} is {value!r}, but a role gets GPUs for "
-                        "tensor_parallel only; leave it out or use replicas"
-                    )
+            _refuse_owned(f"{topology.name}: {place}.", args)
         cpu = tuple(devices) == ("cpu",)
         if cpu:
             for role, spec in topology.roles.items():
@@ -194,6 +196,7 @@ class Vllm:
         cpu = instance.devices == ("cpu",)
         args: dict[str, FlagValue] = dict(_CPU_ARGS) if cpu else {}
         args["enable_prefix_caching"] = False
+        _refuse_owned(f"arguments of {instance.id}: ", instance.args)
         args |= _normal(instance.args)
         config: dict[str, object] = {}
         if instance.kv_transfer is not None:

@@ -116,7 +116,7 @@ class PortLease:
 class PortRegistry:
     """Reservations of this process. A reservation ends with `release`, `close`, or the death of the process.
 
-    `folder` holds one locked file a port; `window` are the ports to choose from; `free` tells whether a
+    `folder` holds one locked file a port; `window` are the ports to choose from, `start` the first to try; `free` tells whether a
     port can be bound. Processes that share the folder never get the same port.
     """
 
@@ -125,6 +125,7 @@ class PortRegistry:
         folder: Path | None = None,
         *,
         window: range | None = None,
+        start: int | None = None,
         free: Callable[[int], bool] = is_bindable,
     ) -> None:
         self.folder = folder if folder is not None else runtime_dir() / "ports"
@@ -133,7 +134,8 @@ class PortRegistry:
         self._free = free
         self._locks: dict[int, int] = {}
         # Users have folders of their own, so let them start at different places.
-        self._next = self.window.start + (os.getuid() * 997 + os.getpid() * 31) % max(1, len(self.window))
+        offset = (os.getuid() * 997 + os.getpid() * 31) % max(1, len(self.window))
+        self._next = self.window.start + offset if start is None else start
 
     def reserve(self, label: str, count: int = 1) -> PortLease:
         """Reserve `count` neighbouring ports that nobody holds now.

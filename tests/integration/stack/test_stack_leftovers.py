@@ -16,7 +16,8 @@ from pytest_pdperf.stack import procfs
 from pytest_pdperf.stack.leftovers import Leftover, clean, find_leftovers
 
 Sleeper = Callable[..., subprocess.Popen[bytes]]
-_STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(600)"
+_SLEEP = "print('on', flush=True); import time; time.sleep(600)"
+_STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {_SLEEP}"
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def sleeper(run_id: str) -> Iterator[Sleeper]:
     def go(
         owner: str | None,
         *,
-        code: str = "print('on', flush=True); import time; time.sleep(600)",
+        code: str = _SLEEP,
         args: tuple[str, ...] = (),
     ) -> subprocess.Popen[bytes]:
         env = dict(os.environ)

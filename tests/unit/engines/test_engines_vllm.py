@@ -1,0 +1,393 @@
+"""vLLM's command lines, environments and what its start-up log means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_pdperf.engines.base import Command, Instance, Ports, Programs
+from pytest_pdperf.engines.registry import ENGINES, get_engine
+from pytest_pdperf.engines.vllm import ENGINE, flags
+from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.spec.topology import FlagValue, KvTransfer, Role, Topology
+
+NOWHERE = Programs(())
+
+
+def instance(
+    role: Role = Role.PREFILL,
+    *,
+    devices: tuple[str, ...] = ("0",),
+    tp: int = 1,
+    connector: str | None = "nixl",
+    transport: str = "auto",
+    args: dict[str, FlagValue] | None = None,
+    env: dict[str, str] | None = None,
+) -> Instance:
+    kv = KvTransfer.model_validate({"connector": connector, "transport": transport}) if connector else None
+    return Instance(
+        id="x-0",
+        role=role,
+        ports=Ports(http=8200, side_channel=5600, bootstrap=8998, dist_init=29500),
+        devices=devices,
+        tensor_parallel=tp,
+        model="/models/m",
+        served_model="served",
+        args=args or {},
+        env=env or {},
+        kv_transfer=kv,
+    )
+
+
+def command(**kwargs: object) -> Command:
+    return ENGINE.command(instance(**kwargs), NOWHERE)  # type: ignore[arg-type]
+
+
+def value(argv: tuple[str, ...], flag: str) -> str:
+    assert argv.count(flag) == 1, f"{flag} in {argv}"
+    return argv[argv.index(flag) + 1]
+
+
+def kv_config(argv: tuple[str, ...]) -> dict[str, object]:
+    found = json.loads(value(argv, "--kv-transfer-config"))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("args", "want"),
+    [
+        ({"max_model_len": 16384}, ["--max-model-len", "16384"]),
+        ({"gpu_memory_utilization": 0.9}, ["--gpu-memory-utilization", "0.9"]),
+        ({"enforce_eager": True}, ["--enforce-eager"]),
+        ({"enable_prefix_caching": False}, ["--no-enable-prefix-caching"]),
+        ({"dtype": None}, []),
+        ({"cudagraph_capture_sizes": [1, 2, 4]}, ["--cudagraph-capture-sizes", "1", "2", "4"]),
+        ({"speculative_config": {"b": 1, "a": "x"}}, ["--speculative-config", '{"a":"x","b":1}']),
+    ],
+)
+def test_arguments_become_flags(args: dict[str, FlagValue], want: list[str]) -> None:
+    assert flags(args) == want
+
+
+def test_prefill_over_nixl_on_gpus() -> None:
+    got = command(devices=("2", "3"), tp=2, args={"max_num_seqs": 64})
+    assert got.argv[:3] == ("vllm", "serve", "/models/m")
+    assert value(got.argv, "--served-model-name") == "served"
+    assert value(got.argv, "--host") == "127.0.0.1"
+    assert value(got.argv, "--port") == "8200"
+    assert value(got.argv, "--tensor-parallel-size") == "2"
+    assert value(got.argv, "--max-num-seqs") == "64"
+    assert "--no-enable-prefix-caching" in got.argv
+    assert "--load-format" not in got.argv
+    assert "--enforce-eager" not in got.argv
+    assert kv_config(got.argv) == {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_producer",
+        "kv_load_failure_policy": "fail",
+    }
+    assert got.env["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert got.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert got.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
+    assert got.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+    assert got.env["VLLM_HOST_IP"] == "127.0.0.1"
+    assert got.env["HF_HUB_OFFLINE"] == "1"
+    assert got.env["VLLM_PORT"] is None
+    assert "UCX_TLS" not in got.env
+
+
+def test_decode_is_the_consumer() -> None:
+    assert kv_config(command(role=Role.DECODE).argv)["kv_role"] == "kv_consumer"
+
+
+def test_device_uuids_are_passed_on_as_they_are() -> None:
+    got = command(devices=("GPU-11111111", "MIG-22222222"))
+    assert got.env["CUDA_VISIBLE_DEVICES"] == "GPU-11111111,MIG-22222222"
+    assert "CUDA_DEVICE_ORDER" not in got.env
+
+
+@pytest.mark.parametrize(
+    ("transport", "has", "lacks"),
+    [("tcp", "tcp", "cuda_ipc"), ("rdma", "rc", "cuda_ipc"), ("nvlink", "cuda_ipc", "rc")],
+)
+def test_a_transport_restricts_ucx(transport: str, has: str, lacks: str) -> None:
+    tls = command(transport=transport).env["UCX_TLS"]
+    assert tls is not None
+    assert has in tls.split(",")
+    assert lacks not in tls.split(",")
+    assert "cuda_copy" in tls.split(",")
+
+
+def test_aggregated_has_no_kv_transfer() -> None:
+    got = command(role=Role.SERVER, connector=None)
+    assert "--kv-transfer-config" not in got.argv
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in got.env
+    assert "--tensor-parallel-size" not in got.argv
+
+
+def test_mooncake_has_its_bootstrap_on_prefill_only() -> None:
+    prefill, decode = command(connector="mooncake"), command(connector="mooncake", role=Role.DECODE)
+    assert prefill.env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "8998"
+    assert "VLLM_MOONCAKE_BOOTSTRAP_PORT" not in decode.env
+    assert kv_config(decode.argv) == {"kv_connector": "MooncakeConnector", "kv_role": "kv_consumer"}
+    assert "MC_FORCE_TCP" not in prefill.env
+
+
+def test_mooncake_over_tcp() -> None:
+    got = command(connector="mooncake", transport="tcp")
+    assert got.env["MC_FORCE_TCP"] == "1"
+    assert kv_config(got.argv)["kv_connector_extra_config"] == {"mooncake_protocol": "tcp"}
+
+
+def test_cpu_has_the_settings_that_make_it_usable() -> None:
+    got = command(devices=("cpu",))
+    assert "--enforce-eager" in got.argv
+    assert value(got.argv, "--distributed-executor-backend") == "uni"
+    assert int(value(got.argv, "--kv-cache-memory-bytes")) == 134217728
+    assert kv_config(got.argv)["kv_buffer_device"] == "cpu"
+    env = got.env
+    assert env["VLLM_TARGET_DEVICE"] == "cpu"
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    assert env["VLLM_CPU_KVCACHE_SPACE"] is None
+    assert (env["UCX_TLS"], env["UCX_NET_DEVICES"]) == ("tcp,sm,self", "lo")
+    assert "CUDA_DEVICE_ORDER" not in env
+
+
+def test_arguments_and_environment_of_the_topology_win() -> None:
+    got = command(
+        devices=("cpu",),
+        args={
+            "enable-prefix-caching": True,
+            "kv_cache_memory_bytes": 1,
+            "load_format": "dummy",
+            "kv_transfer_config": {
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"a": 1},
+            },
+        },
+        env={"UCX_TLS": "tcp", "OMP_NUM_THREADS": "2"},
+    )
+    assert "--enable-prefix-caching" in got.argv
+    assert "--no-enable-prefix-caching" not in got.argv
+    assert value(got.argv, "--kv-cache-memory-bytes") == "1"
+    assert value(got.argv, "--load-format") == "dummy"
+    config = kv_config(got.argv)
+    assert config["kv_load_failure_policy"] == "recompute"
+    assert config["kv_connector_extra_config"] == {"a": 1}
+    assert config["kv_role"] == "kv_producer"
+    assert (got.env["UCX_TLS"], got.env["OMP_NUM_THREADS"]) == ("tcp", "2")
+
+
+@pytest.mark.parametrize("key", ["port", "served-model-name", "tensor_parallel_size", "data_parallel_size"])
+def test_arguments_with_an_owner_are_refused_on_the_command_line_too(key: str) -> None:
+    with pytest.raises(UsageProblem, match=rf"arguments of x-0: {key.replace('-', '_')} is"):
+        command(args={key: 2})
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Programs:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "vllm").write_text("")
+    return Programs((tmp_path / "bin",))
+
+
+def topology(**changes: object) -> Topology:
+    base: dict[str, object] = {"name": "t", "kind": "pd", "roles": {"prefill": {}, "decode": {}}}
+    return Topology.model_validate(base | changes)
+
+
+def test_a_missing_program_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem) as caught:
+        ENGINE.check(Programs((tmp_path,)), topology(), ("0",))
+    text = str(caught.value)
+    for part in ("pip install 'pytest-pdperf[vllm]'", "--engine-env", "--engine sim", str(tmp_path)):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices", "want"),
+    [
+        ({"engine_args": {"port": 1}}, ("0",), r"t: engine_args\.port is decided by the launcher"),
+        ({"engine_args": {"tensor-parallel-size": 2}}, ("0",), r"roles\.<role>\.tensor_parallel"),
+        (
+            {"roles": {"prefill": {"args": {"model": "x"}}, "decode": {}}},
+            ("0",),
+            r"t: roles\.prefill\.args\.model",
+        ),
+        ({"engine_args": {"data_parallel_size": 2}}, ("0",), r"data_parallel_size is 2"),
+        (
+            {"roles": {"prefill": {"tensor_parallel": 2}, "decode": {}}},
+            ("cpu",),
+            r"roles\.prefill\.tensor_parallel is 2",
+        ),
+        ({"kv_transfer": {"transport": "rdma"}}, ("cpu",), r"transport is 'rdma'"),
+        ({"kv_transfer": {"connector": "example"}}, ("0",), r"shared_storage_path"),
+    ],
+)
+def test_what_is_known_to_fail_is_refused(
+    programs: Programs, changes: dict[str, object], devices: tuple[str, ...], want: str
+) -> None:
+    with pytest.raises(UsageProblem, match=want):
+        ENGINE.check(programs, topology(**changes), devices)
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices"),
+    [
+        ({}, ("0",)),
+        ({"roles": {"prefill": {"tensor_parallel": 2}, "decode": {}}}, ("0", "1", "2")),
+        ({"kv_transfer": {"connector": "mooncake", "transport": "tcp"}}, ("cpu",)),
+        ({"engine_args": {"pipeline_parallel_size": 1}}, ("0",)),
+        (
+            {
+                "kv_transfer": {"connector": "example"},
+                "engine_args": {
+                    "kv_transfer_config": {"kv_connector_extra_config": {"shared_storage_path": "/x"}}
+                },
+            },
+            ("cpu",),
+        ),
+    ],
+)
+def test_what_can_work_is_let_through(
+    programs: Programs, changes: dict[str, object], devices: tuple[str, ...]
+) -> None:
+    ENGINE.check(programs, topology(**changes), devices)
+
+
+def test_version_comes_from_beside_the_program(programs: Programs, tmp_path: Path) -> None:
+    assert ENGINE.version(programs) == "unknown"
+    (tmp_path / "lib/python3.11/site-packages/vllm-0.32.0+cpu.dist-info").mkdir(parents=True)
+    (tmp_path / "lib/python3.11/site-packages/vllm_router-0.1.17.dist-info").mkdir(parents=True)
+    assert ENGINE.version(programs) == "0.32.0+cpu"
+
+
+API, CORE = "(APIServer pid=878) INFO 11-29 16:16:22 ", "(EngineCore pid=1468) INFO 11-29 16:16:45 "
+
+
+@pytest.mark.parametrize(
+    ("line", "stage"),
+    [
+        (API + "[api_utils.py:273] non-default args: {'model_tag': 'M'}", "reading configuration"),
+        (API + "[model.py:623] Resolved architecture: Qwen3ForCausalLM", "reading configuration"),
+        (CORE + "[core.py:116] Initializing a V1 LLM engine (v0.26.0)", "starting engine core"),
+        (CORE + "[model_runner.py:284] Loading model from scratch...", "loading weights"),
+        (CORE + "[cpu_model_runner.py:68] Starting to load model M...", "loading weights"),
+        (CORE + "[backends.py:1155] Dynamo bytecode transform time: 8.62 s", "torch.compile"),
+        (CORE + "[monitor.py:81] Initial profiling/warmup run took 0.55 s", "profiling memory"),
+        (CORE + "[kv_cache_utils.py:2177] GPU KV cache size: 743,120 tokens", "profiling memory"),
+        (CORE + "[base_worker.py:249] Initializing NIXL wrapper", "setting up KV transfer"),
+        (CORE + "[model_runner.py:747] Graph capturing finished in 2 secs", "capturing graphs"),
+        (API + "[api_server.py:677] Starting vLLM server on http://127.0.0.1:8200", "serving"),
+        (
+            API
+            + "[loggers.py:310] Engine 000: Avg prompt throughput: 0.3 tokens/s, GPU KV cache usage: 0.0%",
+            None,
+        ),
+        ('(APIServer pid=878) INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK', None),
+    ],
+)
+def test_stages_of_a_start_up(line: str, stage: str | None) -> None:
+    assert ENGINE.stage(line) == stage
+
+
+def core_error(text: str, pid: int = 204, source: str = "EngineCore_DP0") -> str:
+    return f"({source} pid={pid}) ERROR 02-03 04:05:10 [core.py:708] {text}"
+
+
+TRACE = "Traceback (most recent call last):"
+FRAME = '  File "core.py", line 700, in run_engine_core'
+WRAPPERS = [
+    f"(APIServer pid=205) {TRACE}",
+    '(APIServer pid=205)   File "vllm", line 8, in <module>',
+    "(APIServer pid=205) RuntimeError: Engine core initialization failed. See root cause above. Failed: {}",
+]
+KV_TOO_SMALL = (
+    "ValueError: To serve at least one request with max seq len (40960), 5.6 GiB KV cache is needed"
+)
+
+
+def test_the_cause_is_below_the_wrappers() -> None:
+    lines = [
+        core_error("EngineCore failed to start."),
+        core_error(TRACE),
+        core_error(FRAME),
+        core_error(KV_TOO_SMALL),
+        "(EngineCore_DP0 pid=204) Process EngineCore_DP0:",
+        f"(EngineCore_DP0 pid=204) {TRACE}",
+        "(EngineCore_DP0 pid=204) RuntimeError: something later",
+        *WRAPPERS,
+    ]
+    assert ENGINE.root_cause(lines) == KV_TOO_SMALL
+
+
+def test_the_cause_is_in_the_worker_when_there_are_workers() -> None:
+    oom = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total of 79 GiB"
+    )
+    lines = [
+        core_error(TRACE, 300, "Worker_TP0"),
+        core_error(TRACE),
+        core_error(FRAME, 300, "Worker_TP0"),
+        core_error(FRAME),
+        core_error(
+            "Exception: WorkerProc initialization failed due to an exception in a background process. "
+            "See stack trace for root cause."
+        ),
+        core_error(oom, 300, "Worker_TP0"),
+        *WRAPPERS,
+    ]
+    assert ENGINE.root_cause(lines) == oom
+
+
+def test_an_optional_import_that_failed_is_not_the_cause() -> None:
+    warning = "(APIServer pid=205) WARNING 02-03 04:05:08 [utils.py:1] "
+    lines = [
+        warning + TRACE,
+        warning + '  File "optional.py", line 1',
+        warning + "ModuleNotFoundError: No module named 'flash_attn'",
+        core_error(TRACE),
+        core_error("OSError: [Errno 28] No space left on device"),
+        *WRAPPERS,
+    ]
+    assert ENGINE.root_cause(lines) == "OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (
+            "vllm serve: error: unrecognized arguments: --foo",
+            "vllm serve: error: unrecognized arguments: --foo",
+        ),
+        ("OSError: [Errno 98] Address already in use", "OSError: [Errno 98] Address already in use"),
+        (core_error("NCCL error: unhandled system error"), "NCCL error: unhandled system error"),
+        ("Fatal Python error: Segmentation fault", "Fatal Python error: Segmentation fault"),
+    ],
+)
+def test_causes_without_a_traceback(line: str, cause: str) -> None:
+    assert ENGINE.root_cause(["INFO: hello", line, "bye"]) == cause
+
+
+def test_only_wrappers_give_the_wrapper() -> None:
+    cause = ENGINE.root_cause(WRAPPERS)
+    assert cause is not None
+    assert cause.startswith("RuntimeError: Engine core initialization failed")
+
+
+@pytest.mark.parametrize("lines", [[], ["INFO 11-29 16:16:22 [a.py:1] all is well", "bye"]])
+def test_nothing_stands_out(lines: list[str]) -> None:
+    assert ENGINE.root_cause(lines) is None
+
+
+def test_an_unknown_engine_names_the_nearest() -> None:
+    with pytest.raises(UsageProblem, match="'vlm' is not known; did you mean 'vllm'"):
+        get_engine("vlm")
+
+
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_every_registered_engine_answers_to_its_name(name: str) -> None:
+    assert get_engine(name).name == name
