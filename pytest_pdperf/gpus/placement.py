@@ -153,6 +153,17 @@ class _Search:
             for device in fixed.get(name, ())
         )
         self.total = [sum(kinds[device.uuid] == kind for device in devices) for kind in self.classes]
+        # Islands within one class differ by name alone; one that spans classes ties them together.
+        spanning = {c.island for c in self.classes if [k.island for k in self.classes].count(c.island) > 1}
+        alike = [
+            (c.model, c.numa, c.whole, c.island is None, n)
+            for c, n in zip(self.classes, self.total, strict=True)
+        ]
+        self.twins = [
+            (i, j)
+            for i, j in combinations(range(len(alike)), 2)
+            if alike[i] == alike[j] and not {self.classes[i].island, self.classes[j].island} & spanning
+        ]
 
     def _class(self, device: Device, islands: dict[str, int]) -> _Class:
         gpu = self.inventory.gpu(device.uuid)
@@ -188,6 +199,8 @@ class _Search:
             _, role, size = wanted[number]
             answer = None
             for counts in _draws(left, size, [whole or size == 1 for whole in allowed]):
+                if self._repeats(left, counts):
+                    continue
                 rest = best(
                     number + 1,
                     tuple(have - take for have, take in zip(left, counts, strict=True)),
@@ -204,6 +217,15 @@ class _Search:
             name, _, size = next(entry for entry in self.open if entry[2] > 1)
             raise UsageProblem(_no_slices(self.topology, name, size))
         return found[1]
+
+    def _repeats(self, left: Sequence[int], counts: Sequence[int]) -> bool:
+        """True when an untouched class is drawn from before its twin: the same plan under other names."""
+        return any(
+            counts[later] > counts[first]
+            and left[first] == self.total[first]
+            and left[later] == self.total[later]
+            for first, later in self.twins
+        )
 
     def _group_cost(self, counts: Sequence[int]) -> Cost:
         """Share of one instance: models mixed, NVLink missing, NUMA nodes crossed."""
