@@ -1,15 +1,7 @@
-"""One client connection that keeps, for every piece of an answer, the moment the kernel received it.
+"""One client connection: non-blocking, framed by httptools, driven by readiness callbacks.
 
-Linux stamps each TCP segment (`SO_TIMESTAMPNS`), but a read reports only the stamp of the last segment it
-touched. So a read first looks (`MSG_PEEK`): with at most one event waiting it takes everything, else it takes
-event by event, each read ending at an event's last byte, and every event keeps its own segment's stamp.
-
-What cannot be had: while nobody reads, the kernel may merge waiting segments, and a merged segment has the
-last stamp. On loopback it does so once their sender has been acknowledged, that is for a reader more than the
-40 ms delayed-ACK timer late, or within the first 16 segments after a connection was idle (measured on Linux
-6.18: 5 segments 3 ms apart, 15 ms late, all stamps kept; 20 ms apart, 100 ms late, the last four shared one).
-Hence `TCP_QUICKACK` is armed when a request is sent - it takes the 40 ms Nagle stall out of response heads -
-and not on every read.
+In the timed path it does nothing but look how much is there, read it with its stamp (`stamps`), and let httptools find
+the body. Nothing is decoded and nothing is logged.
 """
 
 from __future__ import annotations
@@ -20,15 +12,14 @@ import os
 import re
 import socket
 import ssl
-import struct
 import time
 from collections.abc import Callable
 
 import httptools
 
 from .exchange import End, Exchange
+from .stamps import ANCILLARY, EVENT_END, SO_TIMESTAMPNS, may_span_events, receive_stamp
 
-SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", 12)
 READ_BYTES = 65536
 EVENT_LIMIT = 8 << 20
@@ -37,10 +28,7 @@ BODY_LIMIT = 256 << 20
 DONE_GRACE_S = 0.05
 """How long after `[DONE]` the end of the HTTP message is awaited before the connection is given up."""
 
-_ANCILLARY = socket.CMSG_SPACE(16)
-_STAMP = struct.Struct("=qq")
 _DONE = re.compile(rb"[\r\n]data: ?\[DONE\]\s*\Z")
-_EVENT_END = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 
 Finish = Callable[["Connection", Exchange], None]
 
@@ -48,12 +36,14 @@ Finish = Callable[["Connection", Exchange], None]
 class Connection:
     """A kept-alive HTTP/1.1 connection, driven by readiness callbacks; holds at most one exchange.
 
-    `on_finish` is called once per exchange, from the event loop, with the connection reusable iff `idle`.
+    `finish` is called once per exchange, from the event loop, with the connection reusable iff `idle`.
+    Without kernel stamps a read's own time stands in for them and `loop_lag_ns` says how late such a read may
+    be.
     """
 
     __slots__ = (
-        "_address", "_buffer", "_clock", "_done", "_exchange", "_fd", "_finish", "_grace", "_head",
-        "_hostname", "_loop", "_more", "_on_open", "_out", "_parser", "_quick_ack", "_recv_into", "_recvmsg",
+        "_address", "_buffer", "_clock", "_done", "_exchange", "_fd", "_finish", "_grace", "_head", "_hostname",
+        "_loop", "_loop_lag_ns", "_more", "_on_open", "_out", "_parser", "_quick_ack", "_recv_into", "_recvmsg",
         "_since_event", "_sock", "_tail", "_tls", "idle_since", "open", "used",
     )  # fmt: skip
 
@@ -67,6 +57,7 @@ class Connection:
         hostname: str = "",
         quick_ack: bool = True,
         clock: Callable[[], int] = time.time_ns,
+        loop_lag_ns: Callable[[], int] = int,
     ) -> None:
         self._loop = loop
         self._address = address
@@ -75,6 +66,7 @@ class Connection:
         self._hostname = hostname
         self._quick_ack = quick_ack
         self._clock = clock
+        self._loop_lag_ns = loop_lag_ns
         self._exchange: Exchange | None = None
         self._sock: socket.socket | ssl.SSLSocket | None = None
         self._fd = -1
@@ -231,7 +223,7 @@ class Connection:
 
     def _read(self) -> None:
         try:
-            data, ancillary, _, _ = self._recvmsg(READ_BYTES, _ANCILLARY, socket.MSG_PEEK)
+            data, ancillary, _, _ = self._recvmsg(READ_BYTES, ANCILLARY, socket.MSG_PEEK)
             now = self._clock()
         except BlockingIOError:
             return
@@ -242,12 +234,8 @@ class Connection:
         if not size:
             self._lost(End.EOF, "connection closed by the server")
             return
-        stamp = _stamp(ancillary)
-        cut = data.find(b"\n\n")
-        if 0 <= cut < size - 16 and (data.find(b"\n\n", cut + 2) >= 0 or size == READ_BYTES):
-            self._read_each(data, stamp, now)
-            return
-        if cut < 0 and b"\r\n\r\n" in data and data.count(b"\r\n\r\n") > 1:
+        stamp = receive_stamp(ancillary)
+        if may_span_events(data):
             self._read_each(data, stamp, now)
             return
         self._recv_into(self._buffer, size)
@@ -256,10 +244,10 @@ class Connection:
     def _read_each(self, data: bytes, last: int, now: int) -> None:
         """Consume peeked data up to each event's end, so that each gets the stamp of its own last segment."""
         start = 0
-        for match in _EVENT_END.finditer(data):
+        for match in EVENT_END.finditer(data):
             end = match.end()
-            piece, ancillary, _, _ = self._recvmsg(end - start, _ANCILLARY)
-            stamp = _stamp(ancillary)
+            piece, ancillary, _, _ = self._recvmsg(end - start, ANCILLARY)
+            stamp = receive_stamp(ancillary)
             start += len(piece)
             self._more = start < len(data)
             if not self._take(piece, stamp, now):
@@ -294,7 +282,7 @@ class Connection:
             self.close()
             return False
         if not kernel_ns:
-            kernel_ns = now
+            kernel_ns, now = now, now + self._loop_lag_ns()
             exchange.user_stamps = True
         before = exchange.size
         had_status = exchange.status
@@ -391,16 +379,6 @@ class Connection:
     def on_message_complete(self) -> None:
         if self._exchange is not None and self._exchange.status is not None:
             self._done = True
-
-
-def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """Receive stamp in ns, 0 when the kernel sent none."""
-    if ancillary:
-        level, kind, data = ancillary[0]
-        if kind == SO_TIMESTAMPNS and level == socket.SOL_SOCKET:
-            seconds, nanos = _STAMP.unpack(data)
-            return int(seconds * 1_000_000_000 + nanos)
-    return 0
 
 
 def _oserror(code: int) -> str:

@@ -13,9 +13,11 @@ from .bodies import body_of, http_request
 from .connection import Connection
 from .exchange import End, Exchange
 from .job import Job, Progress
+from .loop_probe import LoopProbe
 from .plan import Planned, StreamPlan
 from .pool import Pool
 from .spool import Spool
+from .stamps import Stamping
 
 SWEEP_S = 0.05
 PROGRESS_S = 0.5
@@ -72,7 +74,8 @@ class Drive:
         self._spool = spool
         self._clock = clock
         self._on_progress = on_progress
-        self._pool = Pool(loop, job.target, self._finished, clock)
+        self._probe = LoopProbe(loop, clock=clock) if job.target.tls else None
+        self._pool = Pool(loop, job.target, self._finished, clock, self._loop_lag_ns)
         self._busy: dict[Connection, tuple[Exchange, Traffic]] = {}
         self._traffic: list[Traffic] = []
         self._phase = "connect"
@@ -89,6 +92,9 @@ class Drive:
         self._warm = [self._exchanges(s, s.warmups, headers, True) for s in job.streams]
         self._cold = [self._exchanges(s, s.requests, headers, False) for s in job.streams]
         self.outcome = Outcome([e for group in (*self._warm, *self._cold) for e in group])
+
+    def _loop_lag_ns(self) -> int:
+        return self._probe.lag_ns if self._probe is not None else 0
 
     def _exchanges(
         self,
@@ -119,15 +125,18 @@ class Drive:
 
     def run(self) -> Outcome:
         """Drive the job to its end; every request is recorded, whatever became of it."""
-        self._start_s = self._loop.time()
-        self._sweep()
-        self._pool.prepare(self._wanted(), self._warm_up)
-        try:
-            self._loop.run_forever()
-        finally:
-            if self._sweeper is not None:
-                self._sweeper.cancel()
-            self._pool.close()
+        with Stamping():
+            self._start_s = self._loop.time()
+            self._sweep()
+            self._pool.prepare(self._wanted(), self._warm_up)
+            try:
+                self._loop.run_forever()
+            finally:
+                if self._sweeper is not None:
+                    self._sweeper.cancel()
+                if self._probe is not None:
+                    self._probe.close()
+                self._pool.close()
         return self.outcome
 
     def _wanted(self) -> int:

@@ -12,6 +12,9 @@ import orjson
 from .plan import StreamPlan
 from .target import Target
 
+PARENT = "PDPERF_WORKER_PARENT"
+"""Environment variable that tells a worker whose death it must not survive."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -40,12 +40,18 @@ class Pool:
     """Idle connections of one target, last in first out, so a closed-loop client keeps its own."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, target: Target, finish: Finish, clock: Callable[[], int]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        target: Target,
+        finish: Finish,
+        clock: Callable[[], int],
+        loop_lag_ns: Callable[[], int] = int,
     ) -> None:
         self._loop = loop
         self._target = target
         self._finish = finish
         self._clock = clock
+        self._loop_lag_ns = loop_lag_ns
         self._tls = tls_context(target)
         self._address: tuple[int, tuple[Any, ...]] | None = None
         self._idle: list[Connection] = []
@@ -148,6 +154,7 @@ class Pool:
                 hostname=self._target.host,
                 quick_ack=self._target.quick_ack,
                 clock=self._clock,
+                loop_lag_ns=self._loop_lag_ns,
             )
             self._opening[connection] = self._loop.time()
             self._all.add(connection)

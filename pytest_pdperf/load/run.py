@@ -19,11 +19,10 @@ from pytest_pdperf.measure.records import CellRecords
 from pytest_pdperf.spec.workload import Cell
 
 from .bodies import headers_of
-from .job import Job, Progress
+from .job import PARENT, Job, Progress
 from .plan import StreamPlan, plan_cell
 from .results import read_records
 from .target import Target
-from .worker import PARENT
 
 POLL_S = 0.1
 SLACK_S = 60.0

@@ -33,7 +33,9 @@ from .window import end_of, steady_window, tokens_within, wall
 
 ERRORS_SHOWN = 20
 STRAGGLER = 1.1
-"""One request that stretches the wall time by this factor makes wall throughput its own property."""
+"""One request that stretches the wall time by this factor makes wall throughput its own property ..."""
+STRAGGLER_SLOW = 2.0
+"""... if it also took this many times the median; the last of few requests stretches it without being slow."""
 
 
 def summarise(records: CellRecords, cell: Cell, topology: str) -> CellResult:
@@ -162,13 +164,16 @@ def _rates(
 
 
 def _straggler(requests: Sequence[RequestRecord]) -> str:
-    """Note when the wall time would be much shorter but for the request that ended last."""
-    ends = sorted(end_of(r) for r in requests)
-    if len(ends) < 3:
+    """Note when the wall time would be much shorter but for one slow request: the one that ended last."""
+    if len(requests) < 3:
         return ""
+    *rest, last = sorted(requests, key=end_of)
     start = min(r.sent_ns for r in requests)
-    factor = (ends[-1] - start) / max(1, ends[-2] - start)
-    return f"one straggler stretches the wall time {factor:.2f} x" if factor > STRAGGLER else ""
+    factor = (end_of(last) - start) / max(1, end_of(rest[-1]) - start)
+    usual = float(np.median([end_of(r) - r.sent_ns for r in rest]))
+    if factor <= STRAGGLER or end_of(last) - last.sent_ns <= STRAGGLER_SLOW * usual:
+        return ""
+    return f"one straggler stretches the wall time {factor:.2f} x"
 
 
 def _goodput(
