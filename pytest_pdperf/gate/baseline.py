@@ -1,4 +1,5 @@
-"""The baseline file: one JSON a (hardware, engine, model, topology), strict to read and reviewable as a diff.
+"""The baseline file: one JSON a (hardware, engine, model, topology), strict to read and reviewable as a
+diff.
 
 Layout (sorted keys, four significant digits, one launch a line)::
 
@@ -8,8 +9,7 @@ Layout (sorted keys, four significant digits, one launch a line)::
      "schema": 1}
 
 A pin is an accepted normal: its launches, why it was accepted, and a digest that a hand edit breaks. A cell
-has at most one
-current pin a key; the pins before it stay as superseded.
+has at most one current pin a key; the pins before it stay as superseded.
 """
 
 from __future__ import annotations

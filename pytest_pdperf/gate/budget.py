@@ -61,10 +61,8 @@ def spend(
     """Choose extra launches, topology by topology, greedily by errors avoided per second.
 
     `series` and `cost_s` (seconds of one launch with its cells) are keyed by topology; `have` launches
-    exist, at most `most`
-    extra ones are bought for each. Stops at the budget or when nothing would be settled. The gain of
-    further launches
-    falls, so greedy is optimal up to the last one that does not fit.
+    exist, at most `most` extra ones are bought for each. Stops at the budget or when nothing would be
+    settled. The gain of further launches falls, so greedy is optimal up to the last one that does not fit.
     """
     for topology, seconds in cost_s.items():
         if not seconds > 0:

@@ -1,9 +1,8 @@
 """Stage 2: fresh launches confirm or clear what stage 1 suspects, once.
 
 With a reference build the launches go A B B A on the same GPUs (A the reference): what changed on the
-machine overnight hits both
-arms and a drift within the session cancels. Without one, two more launches of the candidate are held
-against the baseline.
+machine overnight hits both arms and a drift within the session cancels. Without one, two more launches of
+the candidate are held against the baseline.
 """
 
 from __future__ import annotations
@@ -185,8 +184,7 @@ def decide(
     """Judge every suspect on its fresh launches alone; the launch that raised the suspicion takes no part.
 
     `readings` is keyed (cell, metric). `within` is the variance within a session per metric
-    (`BaselineStore.sessions`).
-    A suspect without complete readings counts in Holm's family with p = 1.
+    (`BaselineStore.sessions`). A suspect without complete readings counts in Holm's family with p = 1.
     """
     if design is Design.PAIRED:
         raw = _paired(suspects, readings, within or {})
@@ -264,8 +262,8 @@ def _residual(arm: tuple[list[float], list[float]]) -> Pooled:
 
 
 def _within(suspect: Suspect, stored: Pooled | None, others: Sequence[Pooled]) -> float:
-    """The variance to expect within a session: measured there if it can be, else v0, which is too large
-    and therefore safe.
+    """The variance to expect within a session: measured there if it can be, else v0, which is too large and
+    therefore safe.
     """
     known = [*others, stored] if stored is not None else list(others)
     freedom = sum(pooled.freedom for pooled in known)

@@ -2,8 +2,7 @@
 history.
 
 Change points come from PELT (Killick, Fearnhead and Eckley 2012) with an l2 cost, as `ruptures` implements
-it. Each is tested and
-reported with the commits between which it lies. Nothing here blocks a run.
+it. Each is tested and reported with the commits between which it lies. Nothing here blocks a run.
 """
 
 from __future__ import annotations

@@ -110,8 +110,7 @@ def judge_cell(
     """Judge every gated metric of a cell; the cell's verdict is the one of highest rank.
 
     `siblings` is v0 per metric, pooled over the other cells of the same key. Nothing is compared when the
-    measurement is
-    invalid, and a cell in which nothing could be compared is never a PASS.
+    measurement is invalid, and a cell in which nothing could be compared is never a PASS.
     """
     broken = _validity(measured, baseline)
     if broken:
@@ -321,7 +320,8 @@ def pooled_sessions(baselines: Mapping[str, CellBaseline], catalogue: Catalogue)
     """Launch-to-launch variance within one session per metric, over every cell and session with two
     launches or more.
 
-    Smaller than v0, which also holds what changes from night to night; a paired comparison cancels that part.
+    Smaller than v0, which also holds what changes from night to night; a paired comparison cancels that
+    part.
     """
     groups: dict[str, list[list[float]]] = {}
     for baseline in baselines.values():

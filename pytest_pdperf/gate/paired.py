@@ -1,8 +1,9 @@
-"""Two topologies side by side: their ratio with an interval over launches, and what a suite may expect of it.
+"""Two topologies side by side: their ratio with an interval over launches, and what a suite may expect of
+it.
 
-`itl_ms_p99` of PD at least 5x lower than aggregated at 4096/128 is a claim about a ratio. It holds when
-the whole confidence
-interval keeps it, it is violated when the whole interval breaks it, and otherwise the launches cannot tell.
+`itl_ms_p99` of PD at least 5x lower than aggregated at 4096/128 is a claim about a ratio. It holds when the
+whole confidence interval keeps it, it is violated when the whole interval breaks it, and otherwise the
+launches cannot tell.
 """
 
 from __future__ import annotations
@@ -53,10 +54,9 @@ def compare(
     """Ratio of geometric means over launches with its interval.
 
     One value a launch, finite and positive (else ValueError). `prior_sd` is the standard deviation of
-    ln(value) between
-    launches to assume; it weighs `PRIOR_WEIGHT` degrees of freedom, so that one launch each gives an
-    interval too.
-    `paired`: value i of both comes from one session, so what the machine did that night cancels.
+    ln(value) between launches to assume; it weighs `PRIOR_WEIGHT` degrees of freedom, so that one launch
+    each gives an interval too. `paired`: value i of both comes from one session, so what the machine did
+    that night cancels.
     """
     if not candidate or not reference:
         raise ValueError("a ratio needs at least one launch of each topology")

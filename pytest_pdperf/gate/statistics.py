@@ -1,9 +1,8 @@
 """The gate's arithmetic: how far a launch may stand from its baseline before it is suspect.
 
 The replicate is a launch, never a request: requests of one run share batches and queues. Everything here is
-pure and works
-on x = s*ln(y) with s = +1 for lower-is-better and -1 for higher-is-better, so a larger x is always worse and
-differences of x are relative changes.
+pure and works on x = s*ln(y) with s = +1 for lower-is-better and -1 for higher-is-better, so a larger x is
+always worse and differences of x are relative changes.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ def log_score(value: float, direction: int) -> float:
     """Put a metric on the scale where larger is worse and differences are relative.
 
     `direction` is +1 (lower is better) or -1 (higher is better). Raises ValueError for a value that is not
-    finite
-    and positive: NaN compares false with every limit and would pass.
+    finite and positive: NaN compares false with every limit and would pass.
     """
     if direction not in (1, -1):
         raise ValueError(f"direction must be +1 or -1, got {direction!r}")
@@ -183,8 +181,7 @@ def limit_for(summary: Summary, v0: float, tau: float, floor: float, direction: 
     """limit = max(ln(1+tau), floor, t[.95, 8+B-1] * SE(1)), with the term that binds.
 
     `tau` is relative, `floor` in the metric's unit, `v0` a variance of scores. The absolute floor counts as
-    tolerance, also
-    when deciding whether the cell is noisy.
+    tolerance, also when deciding whether the cell is noisy.
     """
     s2 = moderated_variance(v0, summary.variance, summary.launches)
     error = standard_error(s2, 1, summary.launches)

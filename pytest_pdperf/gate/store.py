@@ -45,7 +45,8 @@ class BaselineStore:
         return self.root.joinpath(*key.place.parts).with_name(key.place.name + ".json")
 
     def load(self, key: BaselineKey) -> dict[tuple[str, str], CellBaseline]:
-        """(cell id, workload digest) -> baseline, for the pins comparable with `key`; empty where no file is.
+        """(cell id, workload digest) -> baseline, for the pins comparable with `key`; empty where no file
+        is.
 
         Raises BaselineProblem for a file that cannot be trusted, and for one that lies under another
         hardware's folder.
@@ -112,10 +113,8 @@ class BaselineStore:
         """Store the selected cells' launches, once, and say what changed.
 
         Files are read again under the lock, so that writers at the same time lose nothing of each other's;
-        each is replaced
-        as a whole. `known_cells` (cell ids that still exist) is needed for PRUNE only. Raises
-        BaselineProblem before anything
-        is written when any of the files cannot be trusted.
+        each is replaced as a whole. `known_cells` (cell ids that still exist) is needed for PRUNE only.
+        Raises BaselineProblem before anything is written when any of the files cannot be trusted.
         """
         by_path: dict[Path, list[Outcome]] = {}
         for outcome in outcomes:

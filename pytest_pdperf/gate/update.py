@@ -257,8 +257,7 @@ def prune(
     """Remove cells of the selected workloads that no workload defines any more.
 
     `selected` names workloads (the part of a cell id before `/`), `known` the cell ids that still exist.
-    Cells of other
-    workloads are not touched.
+    Cells of other workloads are not touched.
     """
     gone = sorted(cell for cell in file.cells if cell.partition("/")[0] in selected and cell not in known)
     cells = {cell: pins for cell, pins in file.cells.items() if cell not in gone}

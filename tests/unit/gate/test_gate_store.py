@@ -1,6 +1,4 @@
-"""The store: updates that touch what was selected, lose nothing to each other, and never leave half a
-file.
-"""
+"""The store: updates that touch what was selected, lose nothing to each other, and never leave half a file."""
 
 from __future__ import annotations
 

@@ -1,0 +1,136 @@
+"""The gate's two stages over whole arrays of nights, and rules that others use, on the same data.
+
+`ours` repeats `pytest_pdperf.gate` in numpy so that thousands of nights take seconds; a test holds both
+against each other night by night.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtr, stdtrit
+
+from pytest_pdperf.gate.confirm import ALPHA
+from pytest_pdperf.gate.statistics import CONFIDENCE, MEDIAN_INFLATION, PRIOR_WEIGHT
+
+from .noise import CELLS, METRIC_IDS, Scores, Session, tolerances
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the gate said of every series of every night."""
+
+    suspect: Flags
+    failed: Flags
+    noisy: Flags
+    launches: float
+    """Mean launches a night, stage 2 included."""
+
+
+def ours(baseline: Scores, session: Session, *, paired: bool) -> Judged:
+    """Stage 1 and stage 2 as in section `The gate` of the design; `paired` says whether a reference build
+    is at hand.
+    """
+    nights, count, series = baseline.shape
+    allowed = tolerances()
+    center = np.median(baseline, axis=1)
+    variance: Scores = baseline.var(axis=1, ddof=1)
+    by_cell = variance.reshape(nights, CELLS, len(METRIC_IDS))
+    v0 = ((by_cell.sum(axis=1, keepdims=True) - by_cell) / (CELLS - 1)).reshape(nights, series)
+    freedom = PRIOR_WEIGHT + count - 1
+    s2 = (PRIOR_WEIGHT * v0 + (count - 1) * variance) / freedom
+    error = np.sqrt(s2 * (1 + MEDIAN_INFLATION / count))
+    noise = stdtrit(freedom, CONFIDENCE) * error
+    difference = session.candidate[:, 0] - center
+    limit = np.maximum(allowed, noise)
+    suspect = difference > limit
+    if paired:
+        offset = np.minimum(np.median(difference, axis=1, keepdims=True), 0)
+        suspect |= difference - offset > limit
+        effect, p = _paired(baseline, session, suspect)
+        extra = 4
+    else:
+        effect = session.candidate[:, 1:3].mean(axis=1) - center
+        p = stdtr(freedom, -effect / error)
+        extra = 2
+    failed = _holm(np.where(suspect, p, np.inf)) & (effect > allowed)
+    launches = 1 + extra * float(suspect.any(axis=1).mean())
+    return Judged(suspect, failed, noise > 2 * allowed, launches)
+
+
+def _paired(baseline: Scores, session: Session, suspect: Flags) -> tuple[Scores, Scores]:
+    """A B B A: effect and one-sided p, with the variance of launches within a session."""
+    nights, _, series = baseline.shape
+    shape = (nights, CELLS, len(METRIC_IDS))
+    b, a = session.candidate[:, 1:3], session.reference
+    effect = b.mean(axis=1) - a.mean(axis=1)
+    own = (b.var(axis=1, ddof=1) + a.var(axis=1, ddof=1)) / 2
+    residual = (own * suspect).reshape(shape)
+    counted = suspect.reshape(shape)
+    others = residual.sum(axis=1, keepdims=True) - residual
+    others_freedom = 2 * (counted.sum(axis=1, keepdims=True) - counted)
+    stored = baseline[:, :2].var(axis=1, ddof=1).reshape(shape).sum(axis=1, keepdims=True)
+    prior = ((2 * others + stored) / (others_freedom + CELLS)).reshape(nights, series)
+    variance = (PRIOR_WEIGHT * prior + 2 * own) / (PRIOR_WEIGHT + 2)
+    return effect, stdtr(PRIOR_WEIGHT + 2, -effect / np.sqrt(variance))
+
+
+def _holm(p: Scores) -> Flags:
+    """Rejections at ALPHA within each night; infinity marks series that are not tested."""
+    tested = np.isfinite(p).sum(axis=1, keepdims=True)
+    order = np.argsort(p, axis=1)
+    ranks = np.arange(p.shape[1])
+    adjusted = np.take_along_axis(p, order, axis=1) * np.maximum(tested - ranks, 1)
+    accepted = np.maximum.accumulate(adjusted, axis=1) <= ALPHA
+    rejected = np.zeros_like(accepted)
+    np.put_along_axis(rejected, order, accepted, axis=1)
+    return rejected
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule that others use: a statistic a series, red where it exceeds 1."""
+
+    name: str
+    launches: float
+
+
+FIXED_5 = Rule("fixed 5 %, single stored run", 1)
+FIXED_10 = Rule("fixed 10 %, single stored run", 1)
+ENVELOPE = Rule("rolling best of 10, 5 %", 1)
+Z_SCORE = Rule("z-score > 3", 1)
+WELCH = Rule("Welch 95 % interval and 10 %, 3 launches", 3)
+RETRY = Rule("5 % of the median, any of 3 tries passes", 3)
+OTHERS = (FIXED_5, FIXED_10, ENVELOPE, Z_SCORE, WELCH, RETRY)
+
+
+def statistic(rule: Rule, baseline: Scores, session: Session) -> Scores:
+    """How far each series is towards the rule's threshold; above 1 is red."""
+    found: Scores = STATISTICS[rule.name](baseline, session)
+    return found
+
+
+def _welch(baseline: Scores, fresh: Scores) -> Scores:
+    """Change over 10 % where the 95 % interval of the change excludes zero, else 0."""
+    effect = fresh.mean(axis=1) - baseline.mean(axis=1)
+    a = fresh.var(axis=1, ddof=1) / fresh.shape[1]
+    b = baseline.var(axis=1, ddof=1) / baseline.shape[1]
+    freedom = (a + b) ** 2 / (a**2 / (fresh.shape[1] - 1) + b**2 / (baseline.shape[1] - 1))
+    sure = effect / np.sqrt(a + b) > stdtrit(freedom, 0.975)
+    return np.where(sure, effect / np.log(1.10), 0.0)
+
+
+STATISTICS: dict[str, Callable[[Scores, Session], Any]] = {
+    FIXED_5.name: lambda b, s: (s.candidate[:, 0] - b[:, -1]) / np.log(1.05),
+    FIXED_10.name: lambda b, s: (s.candidate[:, 0] - b[:, -1]) / np.log(1.10),
+    ENVELOPE.name: lambda b, s: (s.candidate[:, 0] - b[:, -10:].min(axis=1)) / np.log(1.05),
+    Z_SCORE.name: lambda b, s: (s.candidate[:, 0] - b.mean(axis=1)) / b.std(axis=1, ddof=1) / 3,
+    WELCH.name: lambda b, s: _welch(b, s.candidate[:, :3]),
+    RETRY.name: lambda b, s: (s.candidate[:, :3].min(axis=1) - np.median(b, axis=1)) / np.log(1.05),
+}
