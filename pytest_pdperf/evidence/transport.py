@@ -10,16 +10,16 @@ from typing import Any, Literal
 
 from .exposition import Unknown
 
-Family = Literal["tcp", "rdma", "nvlink", "shm", "cuda_copy"]
+Family = Literal["tcp", "rdma", "nvlink", "cuda_ipc", "shm", "cuda_copy"]
 
 _UCX_FAMILIES: tuple[tuple[str, Family], ...] = (
     (r"rc(_\w+)?|dc(_\w+)?|ud(_\w+)?|srd|ib|gga_mlx5", "rdma"),
-    (r"cuda_ipc", "nvlink"),
+    (r"cuda_ipc", "cuda_ipc"),
     (r"tcp", "tcp"),
     (r"sysv|posix|cma|knem|xpmem|self|mm", "shm"),
     (r"cuda_copy|gdr_copy", "cuda_copy"),
 )
-"""UCX transport names. cuda_ipc is peer-to-peer between GPUs of one host: over NVLink where there is one, else PCIe."""
+"""UCX transport names. cuda_ipc is peer to peer between GPUs of one host: NVLink where there is one, else PCIe."""
 
 _UCX_CONFIG = re.compile(
     r"UCX\s+INFO\b.*?\b(?:(?P<scope>self|intra-node|inter-node) cfg#\d+|ep_cfg\[\d+\]:)\s*(?P<rest>.*)"
@@ -43,7 +43,7 @@ class LogTransport:
     bulk: frozenset[Family] = frozenset()
     """Families of the lanes that UCX picks for its largest messages, where its protocol table is logged."""
     lines: tuple[str, ...] = ()
-    """The lines that said so."""
+    """The lines that named the families."""
 
 
 def family_of(transport: str) -> Family | None:
@@ -64,7 +64,6 @@ def read_transport_log(lines: Iterable[str]) -> LogTransport:
         line = _ANSI.sub("", raw).strip()
         if found := _NIXL_BACKEND.search(line):
             backend = found["a"] or found["b"]
-            proof.append(line)
         elif found := _UCX_CONFIG.search(line):
             if found["scope"] != "self" and (seen := _families(found["rest"])):
                 families |= seen
@@ -196,16 +195,22 @@ def judge_transport(
     kv_bytes: float | None = None,
     before: LinkBytes | None = None,
     after: LinkBytes | None = None,
+    *,
+    nvlink_between: bool | None = None,
+    busy_links: frozenset[Family] = frozenset({"tcp"}),
 ) -> TransportVerdict:
     """Decide which transport ran: a link counter that grew by the KV bytes and that the log allows comes first.
 
-    Several candidates are `unknown`. IP counters hold everybody's traffic and prove nothing without a log line
-    that allows tcp. Same-host traffic of a NIC may not show in its counters, so a counter that did not grow
-    proves nothing either.
+    Several candidates are `unknown`. `busy_links` carry other traffic as well (IP always, NVLink with tensor
+    parallelism): their counters prove nothing without a log line. Same-host traffic of a NIC may not show in
+    its counters, so a counter that did not grow proves nothing either. `nvlink_between` says whether the GPUs
+    of both roles are joined by NVLink, which turns cuda_ipc into nvlink.
     """
     candidates = log.bulk or frozenset(log.families - {"cuda_copy"})
     carried = _carried(kv_bytes, before, after)
-    grown = {f: n for f, n in carried.items() if f in candidates or (not candidates and f != "tcp")}
+    if "cuda_ipc" in candidates and (nvlink_between or "nvlink" in carried.keys() - busy_links):
+        candidates = (candidates - {"cuda_ipc"}) | {"nvlink"}
+    grown = {f: n for f, n in carried.items() if f in candidates or (not candidates and f not in busy_links)}
     if len(grown) == 1:
         family, amount = next(iter(grown.items()))
         return _verdict(
@@ -237,5 +242,5 @@ def _carried(
 def _verdict(
     asked: str, family: Family, proof: Literal["counters", "log"], detail: str, log: LogTransport
 ) -> TransportVerdict:
-    as_asked = None if asked == "auto" else asked == family
+    as_asked = None if asked == "auto" or (asked, family) == ("nvlink", "cuda_ipc") else asked == family
     return TransportVerdict(family, proof, detail, as_asked, tuple(sorted(log.families)))
