@@ -174,7 +174,7 @@ def plan_launch(
         commands=commands,
         router_instance=router_instance,
         served_model=served_model,
-        log_dir=log_dir,
+        log_dir=_fresh(log_dir),
         registry=ports,
         leases=tuple(taken),
         warnings=_mismatches(topology, instances),
@@ -215,6 +215,15 @@ def node_cpus(node: int | None, root: Path = Path("/sys/devices/system/node")) -
         if low:
             cpus.update(range(int(low), int(high or low) + 1))
     return tuple(sorted(cpus & os.sched_getaffinity(0)))
+
+
+def _fresh(folder: Path) -> Path:
+    """`folder`, or one below it when it holds logs already: a relaunch must not erase why the last one died."""
+    number, found = 1, folder
+    while any(found.glob("*.log")):
+        number += 1
+        found = folder / f"launch-{number}"
+    return found
 
 
 def _mismatches(topology: Topology, instances: Sequence[Instance]) -> tuple[str, ...]:

@@ -116,8 +116,8 @@ class PortLease:
 class PortRegistry:
     """Reservations of this process. A reservation ends with `release`, `close`, or the death of the process.
 
-    `folder` holds one locked file a port; `window` are the ports to choose from, `start` the first to try; `free` tells whether a
-    port can be bound. Processes that share the folder never get the same port.
+    `folder` holds one locked file a port; `window` are the ports to choose from and `start` the first to try; `free`
+    tells whether a port can be bound. Processes that share the folder never get the same port.
     """
 
     def __init__(

@@ -183,7 +183,7 @@ def test_roles_whose_kv_blocks_look_different_are_warned_about(ports: PortRegist
 )
 def test_what_is_refused_keeps_no_port(ports: PortRegistry, changes: dict[str, object], want: str) -> None:
     with pytest.raises(UsageProblem, match=want):
-        make(ports, **changes)
+        make(ports, None, **changes)
     assert ports.held() == ()
 
 
@@ -209,6 +209,18 @@ def test_models_are_checked_before_a_start(tmp_path: Path, monkeypatch: pytest.M
         check_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     check_model(str(tmp_path))
+
+
+def test_a_relaunch_keeps_the_logs_of_the_one_that_died(ports: PortRegistry, tmp_path: Path) -> None:
+    folders = []
+    for _ in range(3):
+        plan = make(ports, log_dir=tmp_path / "logs")
+        folders.append(plan.log("decode-0").parent)
+        folders[-1].mkdir(parents=True)
+        plan.log("decode-0").write_text("why it died")
+        plan.release()
+    assert len(set(folders)) == 3
+    assert folders[0] == tmp_path / "logs"
 
 
 def test_cpus_of_a_node_are_those_we_may_use(tmp_path: Path) -> None:

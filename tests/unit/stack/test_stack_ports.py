@@ -24,9 +24,12 @@ from pytest_pdperf.stack.ports import (
 
 
 def registry(
-    folder: Path, window: range = range(20000, 20016), busy: frozenset[int] = frozenset()
+    folder: Path,
+    window: range = range(20000, 20016),
+    busy: frozenset[int] = frozenset(),
+    start: int = 20000,
 ) -> PortRegistry:
-    return PortRegistry(folder, window=window, free=lambda port: port not in busy)
+    return PortRegistry(folder, window=window, start=start, free=lambda port: port not in busy)
 
 
 @pytest.mark.parametrize(
@@ -54,12 +57,14 @@ def test_a_run_of_ports_is_contiguous_and_avoids_what_is_busy(tmp_path: Path) ->
 
 @settings(max_examples=40, deadline=None)
 @given(
-    counts=st.lists(st.integers(1, 5), max_size=8), busy=st.frozensets(st.integers(20000, 20015), max_size=8)
+    counts=st.lists(st.integers(1, 5), max_size=8),
+    busy=st.frozensets(st.integers(20000, 20015), max_size=8),
+    start=st.integers(20000, 20015),
 )
 def test_reservations_never_overlap_and_come_back_whole(
-    tmp_path_factory: pytest.TempPathFactory, counts: list[int], busy: frozenset[int]
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], busy: frozenset[int], start: int
 ) -> None:
-    ports = registry(tmp_path_factory.mktemp("ports"), busy=busy)
+    ports = registry(tmp_path_factory.mktemp("ports"), busy=busy, start=start)
     taken: list[int] = []
     for count in counts:
         try:
@@ -82,6 +87,11 @@ def test_two_planners_share_a_folder_without_meeting(tmp_path: Path) -> None:
     assert len(set(taken)) == 8
     with pytest.raises(UsageProblem, match="no 2 neighbouring free ports for x in 20000-20015"):
         one.reserve("x", 2)
+
+
+def test_planners_start_within_the_window_by_default(tmp_path: Path) -> None:
+    first = PortRegistry(tmp_path, free=lambda port: True).reserve("x").first
+    assert first in port_window()
 
 
 def test_a_run_does_not_reach_beyond_the_window(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from pytest_pdperf.stack import procfs
 
 def test_a_name_with_spaces_and_parentheses_is_read_right() -> None:
     """comm may hold anything: `VLLM::EngineCor`, `a) R 1 (b`."""
-    code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'a) R 1 (b', 0, 0, 0); print('on', flush=True); time.sleep(600)"
+    code = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'a) R 1 (b', 0, 0, 0);"
+    code += "print('on', flush=True); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
