@@ -177,17 +177,21 @@ def resolve(
 def visible_devices(inventory: Inventory, cuda_visible_devices: str | None) -> tuple[Device, ...]:
     """Devices that CUDA would show this process, in CUDA's order, each with the parent's own string.
 
-    CUDA's rules: unset shows all; an entry that names nothing (`-1`, an index too large, an unknown UUID)
-    hides itself and all that follow; naming a device twice makes the whole list invalid, which is a
-    UsageProblem here.
+    CUDA's rules, as measured with driver 580: unset shows all; an entry that names nothing (`-1`, an index too
+    large, an unknown UUID), or a UUID after numbers and the reverse, hides itself and all that follow. Naming a
+    device twice makes the whole list invalid, and `1;0` is read as 1: both are a UsageProblem here.
     """
     if cuda_visible_devices is None:
         return tuple(_whole(str(gpu.index), gpu) for gpu in inventory.gpus)
     found: list[Device] = []
     for raw in cuda_visible_devices.split(","):
         entry = raw.strip()
+        if re.match(r"\+?[0-9]", entry) and not entry.isdecimal():
+            raise UsageProblem(
+                f"CUDA_VISIBLE_DEVICES={cuda_visible_devices!r}: cannot read {entry!r}; use commas"
+            )
         device = _named(entry, inventory)
-        if device is None:
+        if device is None or (found and found[0].visible.isdecimal() != entry.isdecimal()):
             break
         twice = next((other for other in found if other.uuid == device.uuid), None)
         if twice is not None:

@@ -84,19 +84,16 @@ class Inventory(Frozen):
         return first.links[place] if place < len(first.links) else "?"
 
     def islands(self) -> dict[str, int]:
-        """UUID -> number of its NVLink island (GPUs joined directly or through others), if any."""
-        joined = {g.uuid: {o.uuid for o in self.gpus if self.link(g, o).startswith("NV")} for g in self.gpus}
-        found: dict[str, int] = {}
+        """UUID -> number of its NVLink island: GPUs that are all joined to each other. No NVLink, no entry."""
+        islands: list[list[Gpu]] = []
         for gpu in self.gpus:
-            if gpu.uuid in found or not joined[gpu.uuid]:
-                continue
-            number, waiting = len(set(found.values())), [gpu.uuid]
-            while waiting:
-                uuid = waiting.pop()
-                if uuid not in found:
-                    found[uuid] = number
-                    waiting += joined[uuid]
-        return found
+            home = next((i for i in islands if all(self.link(gpu, o).startswith("NV") for o in i)), None)
+            if home is None:
+                islands.append([gpu])
+            else:
+                home.append(gpu)
+        joined = [island for island in islands if len(island) > 1]
+        return {gpu.uuid: number for number, island in enumerate(joined) for gpu in island}
 
 
 def load_recorded(path: Path) -> Inventory:

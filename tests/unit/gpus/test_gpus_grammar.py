@@ -173,7 +173,7 @@ def test_an_index_is_a_position_in_the_parents_list_and_its_strings_are_handed_o
 
 def test_a_uuid_gets_the_parents_string() -> None:
     assert strings("GPU-2222", FOUR, "3,2") == ["2"]
-    assert strings("GPU-2222", FOUR, "GPU-22222222,0") == ["GPU-22222222"]
+    assert strings("GPU-2222", FOUR, "GPU-33,GPU-22222222") == ["GPU-22222222"]
     assert strings("GPU-2222", FOUR, None) == ["GPU-2222"], "without a list the word that was given"
 
 
@@ -197,9 +197,67 @@ def test_cuda_visible_devices(variable: str | None, shown: list[str]) -> None:
     assert [device.visible for device in visible_devices(FOUR, variable)] == shown
 
 
-@pytest.mark.parametrize("variable", ["0,0", "0,GPU-11111111", "2,1,2"])
+@pytest.mark.parametrize("variable", ["0,0", "GPU-11111111,GPU-11111111-2222", "2,1,2"])
 def test_a_list_that_names_a_device_twice_is_refused(variable: str) -> None:
     with pytest.raises(UsageProblem, match=r"are one device; the driver rejects"):
+        visible_devices(FOUR, variable)
+
+
+ONE = "GPU-9bd41c17-0000-4000-8000-000000000001"
+ZERO = "GPU-03d9b97d-0000-4000-8000-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("variable", "shown"),
+    [
+        (None, [0, 1]),
+        ("", []),
+        ("0", [0]),
+        ("0,-1,1", [0]),
+        ("-1,0", []),
+        ("-2,0", []),
+        (" 1 , 0 ", [1, 0]),
+        ("01,0", [1, 0]),
+        ("1,9,0", [1]),
+        ("0,", [0]),
+        ("0,,1", [0]),
+        (",0", []),
+        ("0,foo", [0]),
+        ("NoDevFiles", []),
+        ("0,1,-1,-1", [0, 1]),
+        (ONE, [1]),
+        (ONE.upper(), [1]),
+        ("GPU-9b", [1]),
+        ("GPU-9bd41c17-", [1]),
+        ("GPU-", []),
+        (ONE.lower(), []),
+        (f"{ZERO},{ONE}", [0, 1]),
+        (f"{ONE} ,{ZERO}", [1, 0]),
+        (f"0,{ONE}", [0]),
+        (f"0,{ZERO},1", [0]),
+        (f"{ONE},0", [1]),
+        ("1,GPU-ffff,0", [1]),
+        (f"MIG-{ZERO}/0/0,0", []),
+        (f"0,MIG-{ZERO}/0/0,1", [0]),
+        ("0,0", None),
+        ("0,1,0", None),
+        (f"{ZERO},{ZERO}", None),
+        (f"{ZERO},GPU-03d9b97d", None),
+    ],
+)
+def test_the_same_as_cuda(inventory: Recorded, variable: str | None, shown: list[int] | None) -> None:
+    """What cuDeviceGetUuid answered on two H200 with driver 580.159.04; None: cuInit refused the list."""
+    box = inventory("recorded-h200-2x")
+    if shown is None:
+        with pytest.raises(UsageProblem, match="the driver rejects"):
+            visible_devices(box, variable)
+    else:
+        assert [device.index for device in visible_devices(box, variable)] == shown
+
+
+@pytest.mark.parametrize("variable", ["1;0", "0 1", "1.5,0", "0,0x1", "+1"])
+def test_numbers_that_cuda_reads_in_part_are_refused(variable: str) -> None:
+    with pytest.raises(UsageProblem, match=r"cannot read .*; use commas"):
         visible_devices(FOUR, variable)
 
 
@@ -215,7 +273,7 @@ def test_mig_slices_by_uuid_and_by_all() -> None:
     first, second = (mig.uuid for mig in CUT.gpus[0].mig_devices)
     assert strings(second, CUT, None) == [second]
     assert strings("all", CUT, None) == [first, second, "1"]
-    assert strings("all", CUT, f"{second},1") == [second, "1"]
+    assert strings("all", CUT, f"{second},GPU-bbbb") == [second, "GPU-bbbb"]
     assert {d.kind for d in resolve(parse_gpus("all"), CUT, None)} == {DeviceKind.MIG, DeviceKind.GPU}
     assert strings(second, CUT, "0") == [second], "a visible GPU shows its slices"
 

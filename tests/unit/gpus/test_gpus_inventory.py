@@ -208,6 +208,19 @@ def test_islands_of_recorded_machines(inventory: Recorded) -> None:
     assert box.islands()[box.gpus[0].uuid] == box.islands()[box.gpus[2].uuid]
 
 
+def test_an_island_is_joined_pair_by_pair() -> None:
+    """Two quads with single links between them, as in boxes without a switch: a path is not an island."""
+
+    def link(i: int, j: int) -> str:
+        return "X" if i == j else "NV2" if i // 4 == j // 4 else "NV1" if i % 4 == j % 4 else "SYS"
+
+    gpus = (
+        Gpu(index=i, uuid=f"{i}", name="a", memory_mib=1, links=tuple(link(i, j) for j in range(8)))
+        for i in range(8)
+    )
+    assert Inventory(gpus=tuple(gpus)).islands() == {f"{i}": i // 4 for i in range(8)}
+
+
 def test_a_gpu_is_found_by_its_slice(inventory: Recorded) -> None:
     box = inventory("mig-h100-2x")
     assert box.gpu(box.gpus[0].mig_devices[1].uuid) == box.gpus[0]

@@ -260,7 +260,7 @@ def cost(box: Inventory, topology: Topology, groups: Sequence[Sequence[int]]) ->
     )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(machines, roles, roles)
 def test_any_machine_gets_a_valid_plan_that_no_other_beats(
     wiring: tuple[list[int], list[int]], prefill: tuple[int, int], decode: tuple[int, int]
