@@ -69,18 +69,19 @@ def wait_drained(
     *,
     before: Mapping[str, Snapshot | Unknown] | None = None,
     poll_s: float = 0.25,
+    scrape_timeout_s: float = 5.0,
     scraper: Scrape = scrape,
 ) -> Drain:
     """Look until every engine is idle, at most `timeout_s`; with `before`, KV usage has to return as well.
 
     Two idle looks in a row are needed: engines update their gauges once a step. `unknown` means that at the
-    deadline at least one engine could not be judged and none was seen busy.
+    deadline at least one engine could not be judged and none was seen busy. The last look gets its full
+    `scrape_timeout_s` too, by which the whole may be late: its pages are the evidence of the cell.
     """
     start = clock()
     idle_looks = 0
     while True:
-        left = timeout_s - (clock() - start)
-        pages = scraper(urls, max(0.1, min(5.0, left)))
+        pages = scraper(urls, scrape_timeout_s)
         idle_pages = before or {}
         states = {name: busy_reason(pages[name], idle_pages.get(name)) for name in urls}
         idle_looks = idle_looks + 1 if all(state is None for state in states.values()) else 0
