@@ -112,7 +112,7 @@ def _lock(
 ) -> int:
     path = folder / (re.sub(r"[^A-Za-z0-9-]", "_", device.uuid) + ".lock")
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = _open(path)
     except OSError as error:
         raise UsageProblem(f"cannot lease {device}: {path}: {error.strerror}") from None
     try:
@@ -133,6 +133,19 @@ def _lock(
     except BaseException:
         os.close(descriptor)
         raise
+    return descriptor
+
+
+def _open(path: Path) -> int:
+    """The lock file, made when it is missing; in a folder shared by several users all of them may open it."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags)  # without O_CREAT: Linux refuses that on others' files in a sticky folder
+    except FileNotFoundError:
+        descriptor = os.open(path, flags | os.O_CREAT, 0o600)
+    status = os.fstat(descriptor)
+    if path.parent.stat().st_mode & 0o022 and status.st_uid == os.getuid():
+        os.fchmod(descriptor, 0o666)
     return descriptor
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -184,6 +185,38 @@ def test_folder(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "deep"
     acquire([A], folder=folder).release()
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_shared_folder_serves_all_users(tmp_path: Path) -> None:
+    shared, private = tmp_path / "shared", tmp_path / "private"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    before = os.umask(0o077)
+    try:
+        acquire([A], folder=shared).release()
+        acquire([A], folder=private).release()
+    finally:
+        os.umask(before)
+    assert (shared / "GPU-a.lock").stat().st_mode & 0o777 == 0o666
+    assert (private / "GPU-a.lock").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+def test_another_user_is_kept_out_and_told() -> None:
+    code = (
+        "import fcntl, os, sys\n"
+        "os.setuid(65534)\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR)\n"
+        "try:\n    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "except BlockingIOError:\n    print(os.pread(fd, 4096, 0).decode())\n"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        shared = Path(name)
+        shared.chmod(0o1777)
+        with acquire([A], folder=shared, command="mine"):
+            argv = [sys.executable, "-c", code, str(shared / "GPU-a.lock")]
+            found = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(found.stdout)["command"] == "mine"
 
 
 def test_a_planted_folder_or_link_is_refused(tmp_path: Path) -> None:
