@@ -1,0 +1,182 @@
+"""The benchmark of the gate must judge as the gate does, and its noise must be what its knobs say."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.gate import __main__ as command
+from benchmarks.gate.noise import CELLS, METRIC_IDS, SERIES, Change, Generator, Nights, Noise, tolerances
+from benchmarks.gate.plot import power_plot
+from benchmarks.gate.rules import OTHERS, ours, statistic
+from benchmarks.gate.study import PAIRED, QUIET, SCENARIOS, THROUGHPUT, matched, run
+from pytest_pdperf.gate.baseline import CellBaseline, Launch, Pin
+from pytest_pdperf.gate.catalogue import MetricSpec
+from pytest_pdperf.gate.confirm import Design, Readings, decide, find_suspects
+from pytest_pdperf.gate.fingerprint import CellRef
+from pytest_pdperf.gate.judge import Measurement, Sample, judge_cell, pooled_sessions, pooled_siblings
+from pytest_pdperf.gate.mask import unmask
+from pytest_pdperf.measure.table import METRICS
+from tests.unit.gate.gate_tables import START, Tolerance
+
+
+def tolerance_of(metric: str, spec: MetricSpec) -> Tolerance:
+    return Tolerance(spec.tau or 0.0, 0.0)
+
+
+def values(scores: np.ndarray, cell: int) -> dict[str, float]:
+    """Plain values of one cell of one launch; 300 keeps far from any floor."""
+    return {
+        name: 300 * math.exp(METRICS[name].direction * float(scores[cell * len(METRIC_IDS) + index]))
+        for index, name in enumerate(METRIC_IDS)
+    }
+
+
+def stored(nights: Nights, night: int) -> dict[str, CellBaseline]:
+    """Baselines as the store would hand them out, without its rounding."""
+    found = {}
+    for cell in range(CELLS):
+        launches = tuple(
+            Launch.model_construct(
+                id=f"l{i}",
+                date=START,
+                values=values(scores, cell),
+                n=dict.fromkeys(METRIC_IDS, 400),
+                session="first" if i < 2 else f"s{i}",
+            )
+            for i, scores in enumerate(nights.baseline[night])
+        )
+        pin = Pin.model_construct(key="k", workload_digest="w", reason="r", launches=launches)
+        found[f"w/c{cell}"] = CellBaseline(CellRef("w", f"c{cell}", "w"), pin)
+    return found
+
+
+def by_the_gate(nights: Nights, night: int, design: Design) -> tuple[set[int], set[int]]:
+    """Suspect and failed series, through the functions that a real session calls."""
+    baselines = stored(nights, night)
+    session = nights.sessions[0]
+    siblings = {cell: pooled_siblings(baselines, cell, METRICS) for cell in baselines}
+    verdicts = {}
+    for number, (cell, baseline) in enumerate(baselines.items()):
+        samples = {name: Sample(v, 400) for name, v in values(session.candidate[night, 0], number).items()}
+        measured = Measurement(samples, 64, 64)
+        verdicts[cell] = judge_cell(measured, baseline, siblings[cell], tolerance_of, METRICS)
+    if design is Design.PAIRED:
+        verdicts = unmask(verdicts)
+    suspects = [
+        suspect
+        for cell, verdict in verdicts.items()
+        for suspect in find_suspects(cell, verdict, baselines[cell], siblings[cell], tolerance_of, METRICS)
+    ]
+    place = {(f"w/c{i // len(METRIC_IDS)}", METRIC_IDS[i % len(METRIC_IDS)]): i for i in range(SERIES)}
+    readings = {}
+    for suspect in suspects:
+        number = int(suspect.cell.removeprefix("w/c"))
+        fresh = [values(session.candidate[night, i], number)[suspect.metric] for i in (1, 2)]
+        old = [values(session.reference[night, i], number)[suspect.metric] for i in (0, 1)]
+        readings[suspect.cell, suspect.metric] = Readings(tuple(fresh), tuple(old))
+    within = pooled_sessions(baselines, METRICS)
+    confirmed = decide(design, suspects, readings, within)
+    failed = {place[c.suspect.cell, c.suspect.metric] for c in confirmed if c.failed}
+    return {place[s.cell, s.metric] for s in suspects}, failed
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_whole_arrays_are_judged_as_the_gate_judges_night_by_night(paired: bool) -> None:
+    change = Change("output_tps", 0.08, 5)
+    nights = Generator(11, Noise(night=0.025)).draw(12, change)
+    judged = ours(nights.baseline, nights.sessions[0], paired=paired)
+    design = Design.PAIRED if paired else Design.UNPAIRED
+    suspects = failures = 0
+    for night in range(12):
+        suspect, failed = by_the_gate(nights, night, design)
+        assert suspect == set(np.flatnonzero(judged.suspect[night])), night
+        assert failed == set(np.flatnonzero(judged.failed[night])), night
+        suspects, failures = suspects + len(suspect), failures + len(failed)
+    assert suspects > failures > 0
+
+
+def test_noise_is_what_the_knobs_say() -> None:
+    quiet = Noise(night=0.0, launch=0.0, launch_cell=0.0, stragglers=0.0)
+    drawn = Generator(1, quiet).draw(400).sessions[0].candidate[:, 0]
+    tpot = drawn[:, METRIC_IDS.index("tpot_ms_p50") :: len(METRIC_IDS)]
+    assert tpot.std() == pytest.approx(0.004, rel=0.1)
+    night = Generator(1, Noise(0.02, 0.0, 0.0, 0.0, 0.0)).draw(2000)
+    candidate, reference = night.sessions[0].candidate, night.sessions[0].reference
+    assert candidate.std() == pytest.approx(0.02, rel=0.1)
+    assert np.ptp(candidate, axis=(1, 2)).max() == pytest.approx(0.0, abs=1e-12)
+    assert np.allclose(candidate[:, 0, 0], reference[:, 0, 0]), "one night hits both builds"
+    assert np.allclose(night.baseline[:, 0], night.baseline[:, 1]), "the first two launches share a night"
+    assert not np.allclose(night.baseline[:, 1], night.baseline[:, 2])
+
+
+def test_a_change_hits_its_cells_and_the_candidate_only() -> None:
+    change = Change("ttft_ms_p50", 0.14, 4)
+    drawn = Generator(1, Noise(0.0, 0.0, 0.0, 0.0, 0.0)).draw(3, change)
+    assert change.affected.sum() == 4
+    assert np.allclose(drawn.sessions[0].candidate[:, :, change.affected], 0.14)
+    assert np.allclose(drawn.sessions[0].candidate[:, :, ~change.affected], 0.0)
+    assert np.allclose(drawn.sessions[0].reference, 0.0) and np.allclose(drawn.baseline, 0.0)
+
+
+def test_tolerances_are_the_tables() -> None:
+    assert tolerances()[METRIC_IDS.index("output_tps")] == pytest.approx(math.log(1.05))
+    assert tolerances().shape == (SERIES,) == (96,)
+
+
+def test_other_rules_by_hand() -> None:
+    nights = Generator(1, Noise(0.0, 0.0, 0.0, 0.0, 0.0)).draw(1, Change("output_tps", 0.2, 16))
+    series = METRIC_IDS.index("output_tps")
+    expected = {
+        "fixed 5": 0.2 / math.log(1.05),
+        "fixed 10": 0.2 / math.log(1.1),
+        "rolling": 0.2 / math.log(1.05),
+    }
+    for rule in OTHERS:
+        for head, value in expected.items():
+            if rule.name.startswith(head + " "):
+                assert statistic(rule, nights.baseline, nights.sessions[0])[0, series] == pytest.approx(value)
+    baseline = nights.baseline.copy()
+    baseline[0] = np.array([0.0, 0.02] * 5 + [0.0])[:, None]
+    (z,) = [rule for rule in OTHERS if rule.name.startswith("z-score")]
+    mean, sd = baseline[0, :, series].mean(), baseline[0, :, series].std(ddof=1)
+    assert statistic(z, baseline, nights.sessions[0])[0, series] == pytest.approx((0.2 - mean) / sd / 3)
+
+
+def test_a_small_study_has_the_signs_right() -> None:
+    study = run(Noise(), 60, (QUIET, THROUGHPUT), seed=3)
+    ours_quiet, ours_loss = study.tally(PAIRED, QUIET.name), study.tally(PAIRED, THROUGHPUT.name)
+    assert ours_quiet.nights == 60 and ours_quiet.red_rate < 0.1 and ours_loss.power > 0.9
+    assert 1 < ours_quiet.launches_a_night < 5
+    for rule in OTHERS:
+        loud, wide = study.tally(rule.name, QUIET.name), study.tally(matched(rule), QUIET.name)
+        assert wide.red <= loud.red and study.factors[rule.name] >= 1
+
+
+def test_the_plot_is_valid_and_shows_every_curve() -> None:
+    curves: Mapping[str, list[float]] = {"ours <&>": [0.0, 1.0], "theirs, at 1% false alarms": [0.0, 0.2]}
+    root = ET.fromstring(power_plot("title", [0.0, 0.1], curves))
+    assert len(root.findall("{http://www.w3.org/2000/svg}polyline")) == 2
+    assert any("ours <&>" in (node.text or "") for node in root.iter())
+
+
+def test_the_command_writes_both_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "VARIANTS", {"no night drift": {"night": 0.0}})
+    monkeypatch.setattr(command, "LOSSES", (0.0, 0.1))
+    monkeypatch.setattr("sys.argv", ["gate", "--nights", "40", "--fewest", "20", "--out", str(tmp_path)])
+    assert command.main() == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"gate.json", "power.svg"}
+    printed = capsys.readouterr().out
+    assert printed.count("found at least") == 4 and "96 series" in printed
+
+
+def test_targets_that_are_missed_are_called_missed() -> None:
+    study = run(Noise(run=8.0), 30, SCENARIOS, seed=3)
+    assert any(line.startswith("MISSED") for line in command.reached(study))
