@@ -62,7 +62,7 @@ class Bench:
     """Owns every process of the run. All methods are called from pytest's main thread."""
 
     def __init__(
-        self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, progress: Callable[[str], None]
+        self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, progress: Callable[..., None]
     ) -> None:
         self.devices: tuple[Device, ...] = ()
         self.launch_lines: list[str] = []
@@ -158,9 +158,12 @@ class Bench:
                 f"{self.launch.id}: came up {MAX_BRING_UPS} times and did not stay up; giving up on it"
             )
         self._bring_ups += 1
+        self._progress(f"bringing up {self.launch.id}")
         started = time.monotonic()
         self._stack = launch(
-            self._plan(self.launch), deadline_s=self._settings["startup_timeout"], progress=self._progress
+            self._plan(self.launch),
+            deadline_s=self._settings["startup_timeout"],
+            progress=lambda text: self._progress(text, detail=True),
         )
         self._environment = self._read_environment(self._stack)
         line = f"{self.launch.id} up in {time.monotonic() - started:.1f} s"
@@ -252,6 +255,7 @@ class Bench:
             url=stack.url,
             model=stack.model,
             api="completions" if prompts & {"token_ids", "text"} else "generate",
+            vocab=prompt_vocabulary(self._inputs.model),
             max_context=limit if isinstance(limit, int) else None,
         )
 
@@ -316,6 +320,21 @@ class Bench:
             orjson.dumps(environment.to_json(), option=orjson.OPT_INDENT_2)
         )
         return environment
+
+
+def prompt_vocabulary(model: str) -> tuple[int, int]:
+    """Token ids that prompts may be drawn from: ordinary ones that the model has, by its config.json.
+
+    Special tokens sit at either end of a vocabulary, so a quarter (at most 1000) is left out below, and ids
+    from 30000 on are never needed. Without a local config.json the usual size of a vocabulary is assumed.
+    """
+    usual = 30_000
+    try:
+        config = orjson.loads((Path(model).expanduser() / "config.json").read_bytes())
+        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        size = usual
+    return min(1000, size // 4), min(usual, size)
 
 
 def _expected(records: CellRecords) -> Expected:

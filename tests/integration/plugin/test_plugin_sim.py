@@ -1,0 +1,182 @@
+"""The whole way on simulated engines behind the real router: accept, pass, catch a regression, accept it, pass."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SUITE = """
+import pytest
+
+@pytest.mark.pdperf_cells("single")
+def test_cell(measure, gate):
+    gate.check(measure())
+"""
+
+AGGREGATED = """
+kind: aggregated
+roles:
+  server: {replicas: 1}
+"""
+
+PD = """
+kind: pd
+roles:
+  prefill: {replicas: 1}
+  decode: {replicas: 1}
+"""
+
+ONE_CELL = """
+shapes: [64/48]
+concurrency: [2]
+requests: 12
+warmups: 1
+timeout_s: 30
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A user's repository with one small cell and two topologies of its own."""
+    pytester.makepyfile(test_perf=SUITE)
+    for name, text in {
+        "topologies/one.yaml": AGGREGATED,
+        "topologies/pair.yaml": PD,
+        "workloads/small.yaml": ONE_CELL,
+    }.items():
+        path = pytester.path / "fixtures" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return pytester
+
+
+def run(project: pytest.Pytester, *arguments: str, topology: str = "one") -> pytest.RunResult:
+    always = ["--engine", "sim", "--topology", topology, "--workload", "small", "-p", "no:cacheprovider"]
+    return project.runpytest_subprocess(*always, *arguments, timeout=180)
+
+
+def started_by(run_folder: Path) -> list[psutil.Process]:
+    """Living processes that carry this run's marker."""
+    marker = f"PDPERF_RUN_ID={run_folder.name}"
+    found = []
+    for process in psutil.process_iter():
+        try:
+            text = Path(f"/proc/{process.pid}/environ").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if marker in text and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def only_run(project: pytest.Pytester) -> Path:
+    folders = list((project.path / "pdperf-results").iterdir())
+    assert len(folders) == 1
+    return folders[0]
+
+
+def test_a_slower_decode_fails_is_accepted_with_a_reason_and_passes_again(project: pytest.Pytester) -> None:
+    first = run(project, "--require-baseline=yes")
+    assert first.ret == pytest.ExitCode.TESTS_FAILED
+    first.stdout.fnmatch_lines(["*NO_BASELINE*no baseline for small/in64-out48-c2*--update-baselines=create*"])
+
+    created = run(project, "--update-baselines=create")
+    assert created.ret == 0
+    created.stdout.fnmatch_lines(["*baseline: small/in64-out48-c2: created*", "*tpot_ms_p50: none -> * ms*"])
+    stored = list((project.path / "baselines").rglob("one.json"))
+    assert len(stored) == 1
+
+    same = run(project, "--require-baseline=yes")
+    assert same.ret == 0
+    same.stdout.fnmatch_lines(["*SIMULATED*", "*verdicts: 1 *"])
+
+    slow = ("--sim-fault", "decode_step=1.15")
+    failed = run(project, *slow)
+    assert failed.ret == pytest.ExitCode.TESTS_FAILED
+    failed.stdout.fnmatch_lines(
+        ["*FAIL*tpot_ms_p50*ms vs * ms*worse*limit*B=1*", "*re-run just this cell:*", "*pytest*test_perf.py::*--sim-fault=*"]
+    )
+
+    refused = run(project, *slow, "--update-baselines")
+    assert refused.ret == pytest.ExitCode.TESTS_FAILED
+    refused.stdout.fnmatch_lines(["*refused*--baseline-reason*"])
+
+    accepted = run(project, *slow, "--update-baselines", "--baseline-reason", "new decode kernel")
+    assert accepted.ret == 0
+    accepted.stdout.fnmatch_lines(["*new pin*new decode kernel*", "*tpot_ms_p50: * -> * ms*"])
+    pins = json.loads(stored[0].read_text())["cells"]["small/in64-out48-c2"]
+    assert [pin["status"] for pin in pins] == ["current", "superseded"]
+
+    assert run(project, *slow, "--require-baseline=yes").ret == 0
+
+
+def test_a_role_that_dies_fails_its_cell_with_the_reason_and_leaves_nothing(project: pytest.Pytester) -> None:
+    result = run(project, "--sim-fault", "server.die_after_tokens=200")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*server-0*"])
+    assert "RoleDied" in result.stdout.str()
+    assert started_by(only_run(project)) == []
+
+
+def test_failed_requests_fail_their_cell_whatever_its_numbers(project: pytest.Pytester) -> None:
+    result = run(project, "--sim-fault", "decode.error_in_stream=0.5", topology="pair")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*INVALID*", "*of 12 requests failed*error_in_stream*"])
+
+
+def test_recomputed_prompts_are_invalid_however_fast_they_are(project: pytest.Pytester) -> None:
+    result = run(project, "--sim-fault", "decode.recompute=1", topology="pair")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*INVALID*", "*evidence: *"])
+    assert "recomputed" in result.stdout.str() or "bypassed" in result.stdout.str()
+
+
+def test_an_engine_that_dies_while_loading_shows_its_cause(project: pytest.Pytester) -> None:
+    result = run(project, "--engine-arg", "max_num_seqs=none-at-all")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    text = result.stdout.str()
+    assert "BringUpError" in text
+    assert "none-at-all" in text
+    assert started_by(only_run(project)) == []
+
+
+def test_plan_prints_commands_and_starts_nothing(project: pytest.Pytester) -> None:
+    result = run(project, "--plan", topology="pair")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*prefill-0*", "*vllm-router*", "*in64-out48-c2*", "*nothing was started*"])
+    assert not (project.path / "pdperf-results").exists()
+
+
+def test_killing_pytest_leaves_no_engine_and_no_router(project: pytest.Pytester) -> None:
+    slow_cell = project.path / "fixtures" / "workloads" / "small.yaml"
+    slow_cell.write_text(ONE_CELL.replace("requests: 12", "requests: 400"))
+    arguments = ["--engine", "sim", "--topology", "pair", "--workload", "small", "-p", "no:cacheprovider"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *arguments], cwd=project.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        records = project.path / "pdperf-results"
+        while not list(records.glob("*/records/*/*/job.json")):
+            assert process.poll() is None, "pytest ended too early"
+            assert time.monotonic() < deadline, "no cell began"
+            time.sleep(0.1)
+        time.sleep(1.0)
+        run_folder = only_run(project)
+        assert len(started_by(run_folder)) >= 3
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 5
+        while left := started_by(run_folder):
+            assert time.monotonic() < deadline, f"still there: {[p.cmdline() for p in left]}"
+            time.sleep(0.1)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
