@@ -117,7 +117,7 @@ def test_sweep_covers_what_it_says() -> None:
 
 def test_every_shipped_workload_loads_with_enough_requests_for_its_clients() -> None:
     names = available("workloads", SHIPPED)
-    assert set(names) == {"fixed-shapes", "mixed-load", "first-measurement", "quick", "cpu-smoke", "sweep"}
+    assert set(names) >= {"fixed-shapes", "mixed-load", "first-measurement", "quick", "cpu-smoke", "sweep"}
     for name in names:
         for cell in find_workload(name, SHIPPED).cells:
             assert cell.concurrency is None or cell.main.requests >= cell.concurrency
