@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from random import Random
 
@@ -15,7 +15,7 @@ import orjson
 from pytest_pdperf.spec.topology import Role
 
 from .answer import Answer, damaged
-from .faults import Dice, Faults
+from .faults import ROLES_OF_FAULT, Chance, Dice, Faults
 from .http import Exchange
 from .kv_store import KvStore
 from .link import KvLink
@@ -82,11 +82,10 @@ class SimEngine:
             clock=clock,
             jitter=lambda: abs(noise.gauss(0.0, sigma)),
             on_step=self._on_step,
-            on_transfer=lambda key, end: self.kv_store.transferred(key, end),
+            on_transfer=self._on_transfer,
         )
-        faults = settings.faults
         self._dice = {
-            name: Dice(getattr(faults, name), Random(f"{settings.seed} {name}"))
+            name: Dice(self._chance(name), Random(f"{settings.seed} {name}"))
             for name in (
                 *("transfer_fail", "drop_transfer", "recompute", "corrupt", "leak"),
                 *("error_in_stream", "short_output"),
@@ -126,6 +125,13 @@ class SimEngine:
                 nixl=settings.role is not Role.SERVER,
             )
         )
+
+    def _chance(self, fault: str) -> Chance:
+        chance = (
+            getattr(self.settings.faults, fault) if self.settings.role in ROLES_OF_FAULT[fault] else Chance()
+        )
+        assert isinstance(chance, Chance)
+        return chance
 
     def state(self) -> tuple[int, int, float]:
         """Running requests, waiting requests, share of the KV cache in use."""
@@ -346,10 +352,13 @@ class SimEngine:
         if answer.seq is not None:
             self.runner.cancel(answer.seq)
 
-    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _on_transfer(self, key: object, end_s: float) -> None:
+        self.kv_store.transferred(key, end_s)
 
     # -- steps
 

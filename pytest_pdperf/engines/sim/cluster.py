@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -95,6 +96,15 @@ class _Request:
         self.local = False
 
 
+class _Transfer(NamedTuple):
+    """KV on its way: what it leaves, and whom it makes ready to decode."""
+
+    prefill: _Engine
+    held: EngineSequence
+    engine: _Engine
+    seq: EngineSequence
+
+
 class _Engine:
     """One scheduler with the history of its step ends, from which every request's token times are cut."""
 
@@ -177,7 +187,7 @@ class Cluster:
         self._prefill_turn = 0
         self._last_pick = (-1e9, 0)
         self._done: list[RequestTimes] = []
-        self._unreserved: list[tuple[_Engine, _Request, EngineSequence, int]] = []
+        self._unreserved: list[tuple[int, _Transfer]] = []
 
     def run(self) -> list[RequestTimes]:
         """Serve every request and hand back their times, by stream and index."""
@@ -226,6 +236,9 @@ class Cluster:
         ends = engine.ends
         due = scheduler.next_time()
         while due is not None and due <= limit:
+            if scheduler.skip(limit, ends):
+                due = scheduler.next_time()
+                continue
             for step in scheduler.advance(due):
                 ends.append(step.end_s)
                 if step.finished:
@@ -296,8 +309,8 @@ class Cluster:
                 self._answered(engine, request, seq)
         if self._unreserved:
             waiting, self._unreserved = self._unreserved, []
-            for item in waiting:
-                self._fetch(*item, now=step.end_s)
+            for link, transfer in waiting:
+                self._fetch(link, transfer, step.end_s)
 
     def _prefilled(self, prefill: _Engine, request: _Request, held: EngineSequence, now: float) -> None:
         engine = request.engine
@@ -312,23 +325,25 @@ class Cluster:
             at = now + self._hop(self._profile.pd_hop_s)
             self._at(at, lambda due: engine.scheduler.submit(seq, due))
         else:
-            self._fetch(engine, request, held, self._prefills.index(prefill), now=now)
+            output = self._streams[request.stream].output_tokens
+            leaks = engine.leak.strikes()
+            seq = EngineSequence(request.prompt, output, kv_ready=True, leaks=leaks, payload=request)
+            self._fetch(self._prefills.index(prefill), _Transfer(prefill, held, engine, seq), now)
 
-    def _fetch(self, engine: _Engine, request: _Request, held: EngineSequence, link: int, now: float) -> None:
-        output = self._streams[request.stream].output_tokens
-        seq = EngineSequence(
-            request.prompt, output, kv_ready=True, leaks=engine.leak.strikes(), payload=request
-        )
-        if not engine.scheduler.reserve(seq):
-            self._unreserved.append((engine, request, held, link))
+    def _fetch(self, link: int, transfer: _Transfer, now: float) -> None:
+        """Put KV on the link once the decode engine has blocks for it."""
+        if not transfer.engine.scheduler.reserve(transfer.seq):
+            self._unreserved.append((link, transfer))
             return
-        size = request.prompt * self._profile.kv_bytes_per_token
-        self._links[link].start((self._prefills[link], held, engine, seq), size, now)
+        size = transfer.seq.prompt_tokens * self._profile.kv_bytes_per_token
+        self._links[link].start(transfer, size, now)
 
     def _transferred(self, key: object, now: float) -> None:
-        prefill, held, engine, seq = key  # type: ignore[misc]
-        prefill.scheduler.release(held, now)
-        self._at(now + self._hop(self._profile.pd_hop_s), lambda due: engine.scheduler.submit(seq, due))
+        assert isinstance(key, _Transfer)
+        key.prefill.scheduler.release(key.held, now)
+        self._at(
+            now + self._hop(self._profile.pd_hop_s), lambda due: key.engine.scheduler.submit(key.seq, due)
+        )
 
     def _answered(self, engine: _Engine, request: _Request, seq: EngineSequence) -> None:
         ends = np.array(engine.ends[seq.first_step : seq.first_step + seq.max_tokens])

@@ -164,7 +164,7 @@ _STREAMING = frozenset({Role.DECODE, Role.SERVER})
 ROLES_OF_FAULT: Mapping[str, frozenset[Role]] = MappingProxyType(
     {
         "decode_step": _STREAMING,
-        "prefill": frozenset({Role.PREFILL, Role.SERVER}),
+        "prefill": _ALL,
         "link": frozenset({Role.PREFILL}),
         "throttle": _ALL,
         "transfer_fail": frozenset({Role.DECODE}),

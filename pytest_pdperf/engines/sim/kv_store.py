@@ -74,8 +74,6 @@ class KvStore:
             if not known:
                 self._metrics.notifications_after_expiry += 1
             reply({"ok": known})
-        elif op == "cancel":
-            self._release(request_id)
         else:
             reply({"ok": False, "error": f"unknown operation {op!r}"})
 

@@ -203,6 +203,37 @@ class StepScheduler:
             done.append(self._finish(end))
             self._begin(end)
 
+    def skip(self, limit: float, ends: list[float]) -> int:
+        """Run the steps up to `limit` that only decode and end nothing, appending their ends; how many they were.
+
+        The same as `advance` for them, without a Step each: for owners that need no more than the times.
+        """
+        done = 0
+        end = self._end
+        if end is None or self._chunks or self._waiting or self._ready:
+            return 0
+        arrivals = self._arrivals
+        if arrivals:
+            limit = min(limit, arrivals[0][0])
+        if self._throttle != 1.0:
+            limit = min(limit, self._throttle_from_s)
+        sequences = len(self._running)
+        last_step, noise = self._last_step, self._noise
+        per_token = self._decode_factor * self._profile.decode_context_s
+        fixed = self._decode_factor * self._profile.decode_s(sequences, 0)
+        context, index = self._context, self._index
+        while end < limit and index not in last_step:
+            ends.append(end)
+            context += sequences
+            index += 1
+            self._start = end
+            end += (fixed + per_token * context) * noise()
+            done += 1
+        if done:
+            self._context, self._index, self._end = context, index, end
+            self._free_from = self._start
+        return done
+
     # -- what the owner may look at
 
     @property

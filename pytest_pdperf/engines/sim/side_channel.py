@@ -110,12 +110,7 @@ class _Peer(_Lines):
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
         self.send({"id": number, **message})
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._pending.pop(number, None)
-            self.send({"id": number, "op": "cancel", **{k: v for k, v in message.items() if k != "op"}})
-            raise
+        return await future
 
 
 class PrefillPeers:

@@ -49,7 +49,8 @@ class EventWriter:
         self._head = head
         self._prompt_tokens = len(head.prompt)
         object_name = "text_completion" if head.api == "completion" else "chat.completion.chunk"
-        start = f'{{"id":{_json(head.id)},"object":"{object_name}","created":{head.created},"model":{_json(head.model)},'
+        names = f'"id":{_json(head.id)},"object":"{object_name}"'
+        start = f'{{{names},"created":{head.created},"model":{_json(head.model)},'
         self._open = start
         field = '"text":"' if head.api == "completion" else '"delta":{"content":"'
         close = '"' if head.api == "completion" else '"}'
