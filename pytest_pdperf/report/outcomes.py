@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from pytest_pdperf.evidence.ttft_split import TtftSplit
+from pytest_pdperf.gate.verdict import Verdict, VerdictRow
 from pytest_pdperf.measure.cell_result import CellResult
 
 SCHEMA = 1
@@ -32,6 +34,10 @@ class CellOutcome:
     """Verdict rows that need attention, ready to print."""
     evidence: str = "unknown"
     evidence_reasons: tuple[str, ...] = ()
+    judged: tuple[VerdictRow, ...] = ()
+    """Every metric that the gate held against the baseline, as data; empty in files that do not have it."""
+    ttft_split: TtftSplit | None = None
+    """Stages of the mean TTFT, where the engines' histograms gave them."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the cell's file."""
@@ -47,6 +53,8 @@ class CellOutcome:
             "rows": list(self.rows),
             "evidence": self.evidence,
             "evidence_reasons": list(self.evidence_reasons),
+            "judged": [asdict(row) for row in self.judged],
+            "ttft_split": self.ttft_split.to_json() if self.ttft_split else None,
             "result": self.result.to_json(),
         }
 
@@ -66,8 +74,14 @@ class CellOutcome:
             rows=tuple(data["rows"]),
             evidence=data["evidence"],
             evidence_reasons=tuple(data["evidence_reasons"]),
+            judged=tuple(_row(row) for row in data.get("judged", ())),
+            ttft_split=TtftSplit.from_json(data["ttft_split"]) if data.get("ttft_split") else None,
             result=CellResult.from_json(data["result"]),
         )
+
+
+def _row(data: dict[str, Any]) -> VerdictRow:
+    return VerdictRow(**{**data, "verdict": Verdict(data["verdict"])})
 
 
 def save(outcome: CellOutcome, folder: Path) -> Path:
