@@ -62,8 +62,8 @@ def drain(engine: StepScheduler, limit: int = 100_000) -> list[Step]:
     return steps
 
 
-def play(jobs: list[Job], stride: float | None = None) -> tuple[StepScheduler, list[Sequence], list[Step]]:
-    """Run jobs to the end, at exact event times or in fixed strides of a late caller."""
+def play(jobs: list[Job]) -> tuple[StepScheduler, list[Sequence], list[Step]]:
+    """Run jobs to the end, doing everything at its time."""
     engine = scheduler()
     steps: list[Step] = []
     sequences: list[Sequence] = []
@@ -95,11 +95,10 @@ def play(jobs: list[Job], stride: float | None = None) -> tuple[StepScheduler, l
     while events or engine.next_time() is not None or wanting:
         due = [t for t in (events[0][0] if events else None, engine.next_time()) if t is not None]
         assert due, "stuck: blocks are wanted and nothing will free them"
-        now = max(now, min(due)) if stride is None else max(now + stride, min(due))
+        now = max(now, min(due))
         while events and events[0][0] <= now:
             at, i, what = events.pop(0)
-            if stride is None:
-                steps += engine.advance(at)
+            steps += engine.advance(at)
             if what == "cancel":
                 wanting[:] = [item for item in wanting if item[1] is not sequences[i]]
                 engine.cancel(sequences[i], now)
@@ -146,19 +145,26 @@ def test_every_load_keeps_the_books(jobs: list[Job]) -> None:
     assert engine.running == engine.waiting == 0
 
 
-@given(JOBS, st.floats(0.001, 0.5))
-@settings(max_examples=60, deadline=None)
-def test_a_late_caller_changes_no_step(jobs: list[Job], stride: float) -> None:
-    plain = [Job(j.at, j.prompt, j.output, False, False, False, None) for j in jobs]
-    # Blocks for all at once, so that the moment of freeing them does not matter.
-    prompt = [j for j in plain if j.prompt + j.output < 200][:3]
-    if not prompt:
-        return
-    _, _, exact = play(prompt)
-    _, _, late = play(prompt, stride)
-    assert [(s.start_s, s.end_s, s.prefill_tokens, s.decoding) for s in exact] == [
-        (s.start_s, s.end_s, s.prefill_tokens, s.decoding) for s in late
-    ]
+@given(
+    st.lists(st.tuples(st.floats(0, 0.3), st.integers(1, 200), st.integers(1, 30)), min_size=1, max_size=8),
+    st.floats(0.001, 0.5),
+)
+@settings(max_examples=80, deadline=None)
+def test_a_late_caller_changes_no_step(jobs: list[tuple[float, int, int]], stride: float) -> None:
+    punctual, late = scheduler(kv_blocks=500), scheduler(kv_blocks=500)
+    for at, prompt, output in sorted(jobs):
+        punctual.submit(Sequence(prompt, output), at)
+    expected = [(s.start_s, s.end_s, s.prefill_tokens, s.decoding) for s in drain(punctual)]
+    steps: list[Step] = []
+    waiting = sorted(jobs)
+    now = 0.0
+    while waiting or late.next_time() is not None:
+        now += stride
+        while waiting and waiting[0][0] <= now:
+            at, prompt, output = waiting.pop(0)
+            late.submit(Sequence(prompt, output), at)
+        steps += late.advance(now)
+    assert [(s.start_s, s.end_s, s.prefill_tokens, s.decoding) for s in steps] == expected
 
 
 @given(
