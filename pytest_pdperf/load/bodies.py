@@ -10,9 +10,9 @@ import orjson
 
 from pytest_pdperf.errors import UsageProblem
 
-from .plan import Planned
-from .prompts import text_of
+from .planned import Planned
 from .target import Target
+from .words import text_of
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 

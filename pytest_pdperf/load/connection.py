@@ -43,8 +43,8 @@ class Connection:
 
     __slots__ = (
         "_address", "_buffer", "_clock", "_done", "_exchange", "_fd", "_finish", "_grace", "_head", "_hostname",
-        "_loop", "_loop_lag_ns", "_more", "_on_open", "_out", "_parser", "_quick_ack", "_recv_into", "_recvmsg",
-        "_since_event", "_sock", "_tail", "_tls", "idle_since", "open", "used",
+        "_keep", "_loop", "_loop_lag_ns", "_more", "_on_open", "_out", "_parser", "_quick_ack", "_recv_into",
+        "_recvmsg", "_since_event", "_sock", "_tail", "_tls", "idle_since", "open", "used",
     )  # fmt: skip
 
     def __init__(
@@ -184,6 +184,7 @@ class Connection:
         self._since_event = 0
         self._tail = b"\n"
         self._done = False
+        self._keep = False
         self._more = False
         exchange.reused = self.used
         self.used = True
@@ -315,7 +316,7 @@ class Connection:
         return True
 
     def _complete(self, exchange: Exchange, kernel_ns: int) -> None:
-        keep = self._parser.should_keep_alive() and self._out is None and not self._more
+        keep = self._keep and self._out is None and not self._more
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
@@ -379,6 +380,7 @@ class Connection:
     def on_message_complete(self) -> None:
         if self._exchange is not None and self._exchange.status is not None:
             self._done = True
+            self._keep = self._parser.should_keep_alive()
 
 
 def _oserror(code: int) -> str:

@@ -14,7 +14,7 @@ from .connection import Connection
 from .exchange import End, Exchange
 from .job import Job, Progress
 from .loop_probe import LoopProbe
-from .plan import Planned, StreamPlan
+from .planned import Planned, StreamPlan
 from .pool import Pool
 from .spool import Spool
 from .stamps import Stamping

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from .plan import StreamPlan
+from .planned import StreamPlan
 from .target import Target
 
 PARENT = "PDPERF_WORKER_PARENT"

@@ -2,68 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pytest_pdperf.spec.workload import Cell, ClosedLoop, OpenLoop, Stream, TraceReplay
 
 from .arrivals import send_times
+from .planned import Planned, StreamPlan
 from .prompts import check_context, generator, prompts_for
 from .target import Target
 from .trace import read_trace, trace_prompt
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One request before it is sent."""
-
-    prompt: tuple[int, ...]
-    output_tokens: int
-    at_s: float | None = None
-    """Due time after the start of the clock; None in a closed loop."""
-
-    def to_json(self) -> list[Any]:
-        """Compact row of the job file."""
-        return [self.prompt, self.output_tokens, self.at_s]
-
-    @classmethod
-    def from_json(cls, row: list[Any]) -> Planned:
-        """Inverse of `to_json`."""
-        return cls(tuple(row[0]), row[1], row[2])
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPlan:
-    """One traffic class, ready to be driven: `concurrency` None means open loop by `at_s`."""
-
-    name: str
-    requests: tuple[Planned, ...]
-    warmups: tuple[Planned, ...]
-    concurrency: int | None
-    think_s: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for the job file."""
-        return {
-            "name": self.name,
-            "requests": [r.to_json() for r in self.requests],
-            "warmups": [r.to_json() for r in self.warmups],
-            "concurrency": self.concurrency,
-            "think_s": self.think_s,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StreamPlan:
-        """Inverse of `to_json`."""
-        return cls(
-            data["name"],
-            tuple(Planned.from_json(r) for r in data["requests"]),
-            tuple(Planned.from_json(r) for r in data["warmups"]),
-            data["concurrency"],
-            data["think_s"],
-        )
 
 
 def plan_cell(cell: Cell, target: Target, *, seed: int, salt: str) -> tuple[StreamPlan, ...]:

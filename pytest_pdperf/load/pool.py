@@ -74,9 +74,10 @@ class Pool:
         """Take a connection back after its exchange; one that is not reusable is replaced if spares are
         short.
         """
-        if connection.idle:
+        if connection.idle and self._target.keep_alive:
             self._idle.append(connection)
         else:
+            connection.close()
             self._all.discard(connection)
         self._refill()
 

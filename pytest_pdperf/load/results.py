@@ -34,7 +34,8 @@ def read_records(folder: Path) -> CellRecords:
         requests = tuple(_record(row, stamps) for row in data["requests"])
         if stamps.read(1):
             raise ValueError("stamps.bin is longer than records.json says")
-    return CellRecords(requests=requests, **data["cell"])
+    cell = data["cell"] | {"warnings": tuple(data["cell"]["warnings"])}
+    return CellRecords(requests=requests, **cell)
 
 
 def _record(row: dict[str, Any], stamps: BinaryIO) -> RequestRecord:

@@ -20,7 +20,8 @@ from pytest_pdperf.spec.workload import Cell
 
 from .bodies import headers_of
 from .job import PARENT, Job, Progress
-from .plan import StreamPlan, plan_cell
+from .plan import plan_cell
+from .planned import StreamPlan
 from .results import read_records
 from .target import Target
 

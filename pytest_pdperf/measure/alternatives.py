@@ -1,4 +1,4 @@
-"""The same records under the definitions of other tools, so that a difference of numbers can be told from one of meaning.
+"""The same records under other tools' definitions, so that a difference of numbers can be told from one of meaning.
 
 Three numbers are called TPOT and two populations are called ITL; comparing across them is refused (`comparable`), and a
 published figure is reproduced by recomputing with its tool's definition.

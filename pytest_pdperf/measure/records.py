@@ -60,8 +60,9 @@ class RequestRecord:
     not_streamed: bool = False
     """All tokens came in one read: TTFT, TPOT and ITL are unknown, e2e and counts are good."""
     output_tokens: int | None = None
-    """Best count there is: usage, else token ids, else None; `token_count_source` says which."""
+    """Best count there is: usage, else token ids, else the number of token events (an approximation)."""
     token_count_source: str = "unknown"
+    """`usage`, `token_ids`, `chunks`, or `events` where no token was seen and none is credited."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pytest_pdperf.load.decode import Expect, to_record
 from pytest_pdperf.load.drive import Drive, Outcome
 from pytest_pdperf.load.exchange import Exchange
 from pytest_pdperf.load.job import Job
-from pytest_pdperf.load.plan import Planned, StreamPlan
+from pytest_pdperf.load.planned import Planned, StreamPlan
 from pytest_pdperf.load.spool import Spool
 from pytest_pdperf.load.target import Target
 from pytest_pdperf.measure.records import RequestRecord

@@ -1,0 +1,188 @@
+"""Who sends when: concurrency, schedules, think time, connections - against a server that counts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from pytest_pdperf.load.drive import Drive
+from pytest_pdperf.load.exchange import End
+from pytest_pdperf.load.job import Job, Progress
+from pytest_pdperf.load.spool import Spool
+from pytest_pdperf.load.stamps import Stamping
+from pytest_pdperf.load.target import Target
+from pytest_pdperf.measure.records import Status
+from tests.integration.load.load_tools import closed_plan, drive, open_plan
+from tests.integration.load.scripted_server import Script, Segment, scripted
+
+
+def event(text: str, finish: str | None = None) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"text": text, "finish_reason": finish}]}).encode() + b"\n\n"
+
+
+def answer(*delays_ms: float) -> Script:
+    """One token a delay, then [DONE]."""
+    last = len(delays_ms) - 1
+    segments = [Segment(d, event("t", "length" if i == last else None)) for i, d in enumerate(delays_ms)]
+    return Script([*segments, Segment(0, b"data: [DONE]\n\n")])
+
+
+def test_closed_loop_keeps_its_clients_busy_and_their_connections(tmp_path: Path) -> None:
+    with scripted([answer(20, 5)]) as server:
+        driven = drive(Target(server.url, "m"), [closed_plan(12, 4)], tmp_path)
+        assert server.peak == 4
+        assert server.connections == 4
+    assert [r.status for r in driven.records] == [Status.OK] * 12
+    assert driven.outcome.reached == {"main": 4}
+    assert driven.outcome.max_in_flight == 4
+    assert sum(not e.reused for e in driven.exchanges) == 4
+    in_flight = sorted(
+        [(e.sent_ns, 1) for e in driven.exchanges] + [(e.end_ns, -1) for e in driven.exchanges]
+    )
+    running = peak = 0
+    for _, step in in_flight:
+        running += step
+        peak = max(peak, running)
+    assert peak == 4
+    assert len({server_request for s in server.served if (server_request := s.request)}) == 12
+
+
+def test_a_connection_a_request(tmp_path: Path) -> None:
+    with scripted([answer(5)]) as server:
+        driven = drive(Target(server.url, "m", keep_alive=False), [closed_plan(6, 2)], tmp_path)
+    assert [r.status for r in driven.records] == [Status.OK] * 6
+    assert not any(e.reused for e in driven.exchanges)
+    assert all(b"Connection: close" in s.request for s in server.served)
+
+
+def test_open_loop_sends_on_time_whatever_the_answers_do(tmp_path: Path) -> None:
+    at = [0.0, 0.05, 0.05, 0.1, 0.2]
+    with scripted([answer(400)]) as server:
+        driven = drive(Target(server.url, "m"), [open_plan(at)], tmp_path)
+        assert server.peak == 5
+    due = [r.scheduled_ns for r in driven.records]
+    assert all(d is not None for d in due)
+    assert [round(((d or 0) - (due[0] or 0)) / 1e9, 6) for d in due] == at
+    assert all(r.sent_ns >= (r.scheduled_ns or 0) for r in driven.records)
+    assert driven.outcome.reached == {"main": 5}
+
+
+def test_open_loop_has_spare_connections_ready(tmp_path: Path) -> None:
+    with scripted([answer(50)]) as server:
+        driven = drive(Target(server.url, "m"), [open_plan([0.3] * 8)], tmp_path)
+        assert server.connections == 8
+    assert all(r.status is Status.OK for r in driven.records)
+
+
+def test_think_time_lies_between_a_clients_requests(tmp_path: Path) -> None:
+    with scripted([answer(5)]) as server:
+        driven = drive(Target(server.url, "m"), [closed_plan(3, 1, think_s=0.1)], tmp_path)
+    pauses = [b.sent_ns - a.end_ns for a, b in zip(driven.exchanges, driven.exchanges[1:], strict=False)]
+    assert all(pause >= 0.098e9 for pause in pauses)
+    assert driven.outcome.ended_ns - driven.exchanges[-1].end_ns < 0.09e9
+
+
+def test_streams_run_side_by_side(tmp_path: Path) -> None:
+    with scripted([answer(60)]) as server:
+        plans = [closed_plan(4, 2, name="steady"), open_plan([0.0, 0.02], name="burst")]
+        driven = drive(Target(server.url, "m"), plans, tmp_path)
+        assert server.peak == 4
+    assert driven.outcome.reached == {"steady": 2, "burst": 2}
+    assert driven.outcome.max_in_flight == 4
+
+
+def test_a_client_whose_server_closed_the_idle_connection_opens_another(tmp_path: Path) -> None:
+    closing = Script(answer(5).segments, end="close")
+    with scripted([closing]) as server:
+        driven = drive(Target(server.url, "m"), [closed_plan(3, 1, think_s=0.05)], tmp_path)
+    assert [r.status for r in driven.records] == [Status.OK] * 3
+
+
+def test_a_failed_post_is_not_retried(tmp_path: Path) -> None:
+    """One request that meets a reset before any byte: sent once, failed once, seen once."""
+    reset = Script([], head=None, chunked=False, end="reset", end_delay_ms=20)
+    with scripted([reset, answer(5)]) as server:
+        driven = drive(Target(server.url, "m"), [closed_plan(2, 1)], tmp_path)
+        assert len(server.served) == 2
+    first, second = driven.records
+    assert first.status is Status.RESET
+    assert first.event_ns == ()
+    assert second.status is Status.OK
+
+
+def test_a_server_that_only_times_out_is_given_up(tmp_path: Path) -> None:
+    silent = Script([], head=None, chunked=False, end="hold")
+    started = time.monotonic()
+    with scripted([silent]) as server:
+        driven = drive(Target(server.url, "m"), [closed_plan(40, 2)], tmp_path, timeout_s=0.2)
+        assert len(server.served) == 4
+    assert time.monotonic() - started < 20
+    assert [e.end for e in driven.exchanges[:4]] == [End.TIMEOUT] * 4
+    assert {e.end for e in driven.exchanges[4:]} == {End.NOT_SENT}
+    assert driven.records[5].status is Status.CONNECT_ERROR
+
+
+def test_late_reader_keeps_every_segments_own_stamp(tmp_path: Path) -> None:
+    """The loop sleeps 15 ms while five events arrive 3 ms apart: their stamps stay 3 ms apart, their lags tell.
+
+    The first 16 segments of a connection may be merged by the kernel, so the stall comes after them.
+    """
+    script = answer(*[3.0] * 40)
+    with scripted([script]) as server, Spool(tmp_path / "b") as spool:
+        loop = uvloop.new_event_loop()
+        job = Job(Target(server.url, "m"), (closed_plan(1, output_tokens=40),), 10.0, "t")
+        made = Drive(loop, job, spool)
+        loop.call_later(0.075, time.sleep, 0.0165)
+        outcome = made.run()
+        loop.close()
+    (exchange,) = outcome.exchanges
+    kernel, user = exchange.marks[1::3], exchange.marks[2::3]
+    sends = server.served[0].sends
+    exact = sum(before <= stamp <= after for stamp, (before, after) in zip(kernel, sends, strict=False))
+    late = [i for i in range(len(kernel)) if user[i] - kernel[i] > 4_000_000]
+    assert len(late) >= 2, "the stall was not seen"
+    assert all(sends[i][0] <= kernel[i] for i in late)
+    assert exact >= 36, f"{exact} of 40 stamps lie within their own segment's sending"
+
+
+@pytest.mark.parametrize(("quick_ack", "named"), [(False, True), (True, False)])
+def test_delayed_ack_stall_is_named_and_quick_ack_removes_it(
+    tmp_path: Path, quick_ack: bool, named: bool
+) -> None:
+    """A server without TCP_NODELAY holds its second small segment until the first is acknowledged.
+
+    Whether a kernel delays that acknowledgement depends on its state, so the stall must show only when it can.
+    """
+    from pytest_pdperf.load.run_signs import nagle_warning
+
+    eager = Script([Segment(0, event("a", "length")), Segment(0, b"data: [DONE]\n\n")])
+    with scripted([eager], nodelay=False) as server:
+        driven = drive(Target(server.url, "m", quick_ack=quick_ack), [closed_plan(12, 1)], tmp_path)
+    lines = nagle_warning(driven.exchanges, quick_ack)
+    assert bool(lines) == named, [
+        (e.reused, round((e.marks[1] - e.head_ns) / 1e6, 1)) for e in driven.exchanges
+    ]
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    with scripted([answer(100)]) as server, Spool(tmp_path / "b") as spool:
+        loop = uvloop.new_event_loop()
+        job = Job(Target(server.url, "m"), (closed_plan(12, 1),), 10.0, "t")
+        Drive(loop, job, spool, on_progress=told.append).run()
+        loop.close()
+    assert {p.phase for p in told} == {"connect", "measure"}
+    assert told[-1].total == 12
+    assert [p.done for p in told] == sorted(p.done for p in told)
+
+
+def test_kernel_stamps_are_on_before_the_first_byte() -> None:
+    threads = threading.active_count()
+    with Stamping() as stamping:
+        assert stamping.works
+    assert threading.active_count() == threads
