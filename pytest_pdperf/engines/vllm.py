@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pytest_pdperf.engines.base import Command, Instance, Programs
+from pytest_pdperf.engines.ucx import UCX_ENV
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import FlagValue, KvTransfer, Role, Topology
 
@@ -24,14 +25,6 @@ _PARALLEL = frozenset({"data_parallel_size", "pipeline_parallel_size"})
 """Arguments that would take GPUs which placement does not hand out."""
 
 _CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector", "example": "ExampleConnector"}
-
-_UCX: dict[str, dict[str, str]] = {
-    "auto": {},
-    "tcp": {"UCX_TLS": "tcp,cuda_copy,sm,self"},
-    "rdma": {"UCX_TLS": "rc,cuda_copy,sm,self"},
-    "nvlink": {"UCX_TLS": "cuda_ipc,cuda_copy,tcp,sm,self"},
-}
-"""Transport -> UCX settings; tcp beside cuda_ipc carries only the wire-up, which cuda_ipc cannot."""
 
 _CPU_ENV: dict[str, str | None] = {
     "VLLM_TARGET_DEVICE": "cpu",
@@ -78,6 +71,9 @@ _WRAPPER = re.compile(
     r"|WorkerProc initialization failed|EngineDeadError|EngineCore encountered an issue"
     r"|Engine process failed to start|cancelled|BrokenPipeError|EOFError$"
 )
+_HEADLINES = ("Config", "Args", "Params")
+"""Ends of pydantic's `1 validation error for ModelConfig`: the reason is in the indented line below."""
+_CHAIN = re.compile(r"During handling of the above exception|direct cause of the following exception")
 _PLAIN = re.compile(
     r"error: (?:unrecognized arguments|argument |the following arguments|ambiguous option)"
     r"|CUDA out of memory|[Aa]ddress already in use|No space left on device|Cannot allocate memory"
@@ -235,7 +231,7 @@ class Vllm:
         if kv is not None and kv.connector == "nixl":
             env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = instance.host
             env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(instance.ports.side_channel)
-            env |= {"UCX_TLS": "tcp,sm,self", "UCX_NET_DEVICES": "lo"} if cpu else _UCX[kv.transport]
+            env |= {"UCX_TLS": "tcp,sm,self", "UCX_NET_DEVICES": "lo"} if cpu else UCX_ENV[kv.transport]
         if kv is not None and kv.connector == "mooncake":
             if instance.role is Role.PREFILL:
                 env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(instance.ports.bootstrap)
@@ -253,35 +249,49 @@ class Vllm:
     def root_cause(self, lines: Sequence[str]) -> str | None:
         """The one log line that explains a death, or None when nothing stands out.
 
-        vLLM wraps a failure once per process on the way up; the wrappers say only `see root cause above`.
-        The first traceback that ends in something else is the cause. Lines of several processes interleave,
-        so tracebacks are followed per process. Tracebacks logged below ERROR are optional imports that
-        failed, not deaths.
+        vLLM wraps a failure once per process on the way up; the wrappers say only `see root cause above`. The first
+        traceback that ends in something else is the cause; in a chain ("During handling of ...") it is the chain's
+        last exception. Lines of several processes interleave, so tracebacks are followed per process. Tracebacks
+        logged below ERROR are optional imports that failed, not deaths.
         """
+        cause: str | None = None
+        where = ""
         open_tracebacks: set[str] = set()
-        plain = last_error = wrapper = None
+        chained = False
+        plain = named = wrapper = error = None
         for raw in lines:
             match = _PREFIX.match(raw)
             source = (match["source"] if match else None) or ""
             level = (match["level"] if match else None) or ""
             text = raw[match.end() :].rstrip() if match else raw.rstrip()
-            if level in ("INFO", "WARNING", "DEBUG"):
+            if level in ("INFO", "WARNING", "DEBUG") or (cause is not None and source != where):
                 continue
+            if cause is not None and cause.endswith(_HEADLINES) and text[:1].isspace():
+                cause = f"{cause}: {text.strip()}"
+                continue
+            wraps = _WRAPPER.search(text) is not None
             if text.startswith("Traceback (most recent call last)"):
+                if cause is not None and not chained:
+                    break
                 open_tracebacks.add(source)
             elif source in open_tracebacks and text and not text[0].isspace():
                 open_tracebacks.discard(source)
-                if _WRAPPER.search(text):
+                chained = False
+                if wraps:
                     wrapper = wrapper or text
                 elif _EXCEPTION.match(text) or _NAMED.match(text):
-                    return text
-            elif plain is None and _PLAIN.search(text) and not _WRAPPER.search(text):
+                    cause, where = text, source
+            elif _CHAIN.search(text):
+                chained = True
+            elif wraps or cause is not None:
+                continue
+            elif plain is None and _PLAIN.search(text):
                 plain = text
-            elif (_NAMED.match(text) and not _WRAPPER.search(text)) or (
-                level in ("ERROR", "CRITICAL", "FATAL") and not _WRAPPER.search(text) and text[:1].strip()
-            ):
-                last_error = text
-        return plain or last_error or wrapper
+            elif _NAMED.match(text):
+                named = text
+            elif level in ("ERROR", "CRITICAL", "FATAL") and text[:1].strip():
+                error = text
+        return cause or plain or named or wrapper or error
 
     def version(self, programs: Programs) -> str:
         """Version of the engine's distribution, read beside the program; `unknown` when it cannot be told."""

@@ -343,6 +343,42 @@ def test_the_cause_is_in_the_worker_when_there_are_workers() -> None:
     assert ENGINE.root_cause(lines) == oom
 
 
+@pytest.mark.parametrize(
+    "link",
+    [
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    ],
+)
+def test_a_chain_is_told_by_its_last_exception(link: str) -> None:
+    lines = [
+        f"(APIServer pid=205) {TRACE}",
+        "(APIServer pid=205) KeyError: 'qwen4'",
+        "(APIServer pid=205) ",
+        f"(APIServer pid=205) {link}",
+        "(APIServer pid=205) ",
+        f"(APIServer pid=205) {TRACE}",
+        "(APIServer pid=205) ValueError: model type qwen4 is not known",
+        f"(APIServer pid=205) {TRACE}",
+        "(APIServer pid=205) RuntimeError: something later",
+    ]
+    assert ENGINE.root_cause(lines) == "ValueError: model type qwen4 is not known"
+
+
+def test_a_validation_error_is_told_with_its_reason() -> None:
+    lines = [
+        f"(APIServer pid=205) {TRACE}",
+        "(APIServer pid=205) pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "(APIServer pid=205)   Value error, User-specified max_model_len (999999) is too large [type=value_error]",
+        "(APIServer pid=205)     For further information visit https://errors.pydantic.dev",
+    ]
+    cause = ENGINE.root_cause(lines)
+    assert cause is not None
+    assert cause.endswith(
+        "for ModelConfig: Value error, User-specified max_model_len (999999) is too large [type=value_error]"
+    )
+
+
 def test_an_optional_import_that_failed_is_not_the_cause() -> None:
     warning = "(APIServer pid=205) WARNING 02-03 04:05:08 [utils.py:1] "
     lines = [
@@ -370,6 +406,18 @@ def test_an_optional_import_that_failed_is_not_the_cause() -> None:
 )
 def test_causes_without_a_traceback(line: str, cause: str) -> None:
     assert ENGINE.root_cause(["INFO: hello", line, "bye"]) == cause
+
+
+def test_an_engine_core_that_vanished_says_more_than_who_noticed() -> None:
+    """SIGKILL of the core, vLLM 0.32: no traceback of its own, and the API server ends with exit code 0."""
+    api = "(APIServer pid=31434) ERROR 11-29 17:57:31 [async_llm.py:906] "
+    dead = (
+        "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
+    )
+    assert (
+        ENGINE.root_cause([api + "AsyncLLM output_handler failed.", api + TRACE, api + FRAME, api + dead])
+        == dead
+    )
 
 
 def test_only_wrappers_give_the_wrapper() -> None:
