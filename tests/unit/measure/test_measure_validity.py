@@ -1,0 +1,98 @@
+"""When numbers may not be read: each reason alone, at its bound and just beyond it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_pdperf.measure.records import CellRecords, Status
+from pytest_pdperf.measure.summarise import summarise
+from tests.unit.measure.measure_records import at, cell, loop, records, request
+
+
+def invalid(
+    made: CellRecords, requests: int, concurrency: int | None, *, think_s: float = 0.0
+) -> tuple[str, ...]:
+    return summarise(made, cell(requests, concurrency, think_s=think_s), "t").invalid
+
+
+def test_a_perfect_loop_is_valid() -> None:
+    assert invalid(records(loop(16, 4), reached_concurrency={"main": 4}), 16, 4) == ()
+
+
+def test_any_failed_request() -> None:
+    made = loop(16, 4)
+    made[3] = replace(made[3], status=Status.SHORT, error="9 output tokens, planned 10")
+    made[5] = replace(made[5], status=Status.TIMEOUT, error="late")
+    (reason,) = invalid(records(made), 16, 4)
+    assert reason.startswith("2 of 16 requests failed (1 short, 1 timeout): ")
+
+
+@pytest.mark.parametrize(
+    ("lag_ms", "gap_ms", "source", "valid"),
+    [
+        (0.99, 5, "user", True),
+        (1.01, 5, "user", False),
+        (1.9, 20, "user", True),
+        (2.1, 20, "user", False),
+        (30, 5, "kernel", True),
+    ],
+)
+def test_user_space_stamps_must_not_be_late(lag_ms: float, gap_ms: float, source: str, valid: bool) -> None:
+    """At most max(1 ms, 10 % of the median gap); kernel stamps do not care when they are read."""
+    lag = (round(lag_ms * 1e6),) * 10
+    made = [replace(r, event_lag_ns=lag) for r in loop(16, 4, gap=gap_ms)]
+    reasons = invalid(records(made, stamp_source=source), 16, 4)
+    assert (reasons == ()) == valid
+    assert valid or "client lag p99" in reasons[0]
+
+
+def test_user_space_stamps_report_no_kernel_lag_metric() -> None:
+    result = summarise(records(loop(4, 1), stamp_source="user"), cell(), "t")
+    assert result.metrics["client_lag_ms_p99"].value is None
+    assert result.client_lag_ms["p99"] is not None
+
+
+def test_concurrency_that_was_never_reached() -> None:
+    (reason,) = invalid(records(loop(16, 3), reached_concurrency={"main": 3}), 16, 4)
+    assert reason == "stream 'main': 3 of 4 clients were busy at once"
+
+
+@pytest.mark.parametrize(("pause", "valid"), [(5.0, True), (30.0, False)])
+def test_concurrency_that_was_not_kept(pause: float, valid: bool) -> None:
+    """110 ms requests: 5 ms between them keeps 96 % of the clients busy, 30 ms keeps 79 %."""
+    made = records(loop(40, 4, pause=pause), reached_concurrency={"main": 4})
+    assert (invalid(made, 40, 4) == ()) == valid
+    assert invalid(made, 40, 4, think_s=0.03) == ()
+
+
+@pytest.mark.parametrize(("late_ms", "valid"), [(4.9, True), (5.2, False)])
+def test_open_loop_must_be_sent_on_time(late_ms: float, valid: bool) -> None:
+    made = [
+        request([i * 100 + 20, i * 100 + 30], sent_ms=i * 100, scheduled_ns=at(i * 100 - late_ms))
+        for i in range(10)
+    ]
+    reasons = invalid(records(made), 10, None)
+    assert (reasons == ()) == valid
+    assert valid or "behind schedule" in reasons[0]
+
+
+def test_a_measurement_of_an_instant() -> None:
+    (reason,) = invalid(records([request([20, 30])]), 1, 1)
+    assert reason == "measured for 30.0 ms only, want 50 ms"
+
+
+def test_warnings_stand_beside_valid_numbers() -> None:
+    made = [replace(r, prompt_tokens=None) for r in loop(16, 4)]
+    made[0] = replace(made[0], not_streamed=True)
+    late = (round(41e6),) * 10
+    made = [replace(r, event_lag_ns=late) for r in made]
+    result = summarise(records(made, warnings=("from the worker",)), cell(16, 4), "t")
+    assert result.invalid == ()
+    assert result.warnings == (
+        "from the worker",
+        "16 answers have no prompt token count: their prompt lengths are unverified",
+        "1 answers arrived in one piece: something between buffers the stream",
+        "client lag p99 41 ms: the kernel may have merged segments under one stamp",
+    )
