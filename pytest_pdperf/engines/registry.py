@@ -10,6 +10,7 @@ from pytest_pdperf.engines.base import Engine
 from pytest_pdperf.errors import UsageProblem
 
 ENGINES = {
+    "sglang": "pytest_pdperf.engines.sglang",
     "sim": "pytest_pdperf.engines.sim.engine",
     "vllm": "pytest_pdperf.engines.vllm",
 }
