@@ -128,6 +128,11 @@ def test_requests_left_out(tmp_path: Path) -> None:
     assert [c.main.requests for c in cells] == [32, 32, 256]
 
 
+def test_as_many_requests_as_clients_are_enough(tmp_path: Path) -> None:
+    (cell,) = load(tmp_path, "shapes: 64/32\nconcurrency: 8\nrequests: 8").cells
+    assert (cell.concurrency, cell.main.requests) == (8, 8)
+
+
 def test_requests_table(tmp_path: Path) -> None:
     cells = load(tmp_path, "shapes: [64/32]\nconcurrency: [1, 4, 8]\nrequests: {default: 16, 4: 20}").cells
     assert [c.main.requests for c in cells] == [16, 20, 16]
