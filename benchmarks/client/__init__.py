@@ -1,0 +1,1 @@
+"""How exact the load client is, beside others, against a server that knows when it sent what."""

@@ -1,0 +1,59 @@
+"""What every client under test is asked to do, and the form in which it reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A closed loop of equal streams against the null server."""
+
+    streams: int
+    """Clients, one request each at a time."""
+    requests: int
+    tokens: int
+    ttft_ms: float
+    itl_ms: float
+    prompt_tokens: int = 128
+    hog_ms: float = 0.0
+    """Block the event loop for so long in every period twice that; 0 for never."""
+
+    @property
+    def events_per_s(self) -> float:
+        """Token events of all streams together while decoding."""
+        return self.streams * 1000 / self.itl_ms
+
+    def body(self, index: int) -> dict[str, object]:
+        """Request body of the index-th request."""
+        return {
+            "model": "null",
+            "prompt": [1000 + (index * 7 + k) % 5000 for k in range(self.prompt_tokens)],
+            "max_tokens": self.tokens,
+            "stream": True,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+            "x_ttft_ms": self.ttft_ms,
+            "x_itl_ms": self.itl_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A client's own account. `rows`: request id -> [sent ns, event ns ...], `lag_ns` where a client knows its lag."""
+
+    rows: dict[str, list[int]]
+    cpu_s: float
+    lag_ns: list[int]
+    bytes_per_event: float | None = None
+
+    def write(self, path: Path) -> None:
+        """Store as JSON."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Report:
+        """Inverse of `write`."""
+        return cls(**json.loads(path.read_text()))
