@@ -10,6 +10,8 @@ from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.routers.base import Router
 
 ROUTERS = {
+    "sglang_router": "pytest_pdperf.routers.sglang_router",
+    "smg": "pytest_pdperf.routers.smg",
     "vllm_router": "pytest_pdperf.routers.vllm_router",
 }
 """Name in a topology, with underscores -> module that holds `ROUTER`."""
