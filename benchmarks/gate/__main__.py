@@ -55,7 +55,7 @@ def interval(share: float, count: int) -> str:
     """Half width of the 95 % interval of a share, in percent points (Wilson's centre is left out: counts
     are large).
     """
-    return f"{196 * math.sqrt(max(share * (1 - share), 1 / count) / count):.1f}"
+    return f"{196 * math.sqrt(max(share * (1 - share), 1 / count) / count):.2f}"
 
 
 def table(study: Study) -> list[str]:
@@ -89,8 +89,24 @@ def reached(study: Study) -> list[str]:
     return lines
 
 
+def side_by_side(study: Study) -> list[str]:
+    """For each other rule: quiet red nights and power in every scenario with a change, theirs against ours."""
+    changed = [scenario for scenario in SCENARIOS if scenario.change.cells]
+    lines = []
+    for rule in OTHERS:
+        red, ours_red = study.tally(rule.name, QUIET.name).red_rate, study.tally(PAIRED, QUIET.name).red_rate
+        gaps = [study.tally(PAIRED, s.name).power - study.tally(rule.name, s.name).power for s in changed]
+        fewer = "fewer" if ours_red < red else "NOT fewer"
+        more = sum(gap > 0 for gap in gaps)
+        lines.append(
+            f"{rule.name}: {fewer} false alarms ({ours_red:.2%} against {red:.2%}); finds more in {more} of "
+            f"{len(gaps)} scenarios (" + ", ".join(f"{gap:+.1%}" for gap in gaps) + ")"
+        )
+    return lines
+
+
 def main() -> int:
-    """Run the study, print the tables, write `gate.json` and `power.svg`."""
+    """Run the study, print the tables, write `tables.txt`, `gate.json` and `power.svg`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description=__doc__)
     parser.add_argument(
         "--nights", type=int, default=10_000, help="virtual nights a scenario (default: 10000)"
@@ -100,7 +116,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--out", type=Path, default=Path("out/benchmarks/gate"), help="folder for JSON and SVG"
+        "--out", type=Path, default=Path(__file__).parent / "results", help="folder for tables, JSON and SVG"
     )
     knobs = Noise()
     for name, value in asdict(knobs).items():
@@ -110,23 +126,31 @@ def main() -> int:
     options = parser.parse_args()
     noise = replace(knobs, **{name: getattr(options, name) for name in asdict(knobs)})
     started = time.perf_counter()
-    print(f"{options.nights} virtual nights a scenario, {SERIES} series a night, baseline of 11 launches")
-    print("noise: " + ", ".join(f"{name} {value:g}" for name, value in asdict(noise).items()))
+    printed: list[str] = []
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+        printed.append(text)
+
+    say(f"{options.nights} virtual nights a scenario, {SERIES} series a night, baseline of 11 launches")
+    say("noise: " + ", ".join(f"{name} {value:g}" for name, value in asdict(noise).items()))
     study = run(noise, options.nights, seed=options.seed)
-    print(f"\nred nights without a change, and true changes found (night drift {noise.night:.0%})\n")
-    print("\n".join(table(study)))
-    print("\ntargets\n")
-    print("\n".join(reached(study)))
-    print("\nthis gate, paired, under other noise\n")
+    say(f"\nred nights without a change, and true changes found (night drift {noise.night:.0%})\n")
+    say("\n".join(table(study)))
+    say("\ntargets\n")
+    say("\n".join(reached(study)))
+    say("\nthis gate, paired, against each rule as it is used (difference of power in brackets)\n")
+    say("\n".join(side_by_side(study)))
+    say("\nthis gate, paired, under other noise\n")
     few = max(options.fewest, options.nights // 5)
     elsewhere = {}
-    print(" " * 16 + "  " + "  ".join(f"{head:>14}" for head in HEADS))
+    say(" " * 16 + "  " + "  ".join(f"{head:>14}" for head in HEADS))
     for name, changes in VARIANTS.items():
         other = run(replace(noise, **changes), few, seed=options.seed + 50)
         tallies = [(s, other.tally(PAIRED, s.name)) for s in SCENARIOS]
         shares = {s.name: t.power if s.change.cells else t.red_rate for s, t in tallies}
         elsewhere[name] = shares
-        print(f"{name:<16}  " + "  ".join(f"{share:>14.2%}" for share in shares.values()))
+        say(f"{name:<16}  " + "  ".join(f"{share:>14.2%}" for share in shares.values()))
     curve = power_curve(noise, few, study.factors, LOSSES, options.seed + 90)
     options.out.mkdir(parents=True, exist_ok=True)
     title = f"Chance to find a throughput loss in one night ({noise.night:.0%} night drift)"
@@ -151,7 +175,9 @@ def main() -> int:
         "power": curve,
     }
     (options.out / "gate.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    print(f"\n{options.out}/gate.json, {options.out}/power.svg; {time.perf_counter() - started:.0f} s")
+    (options.out / "tables.txt").write_text("\n".join(printed) + "\n")
+    seconds = time.perf_counter() - started
+    print(f"\n{options.out}: gate.json, power.svg, tables.txt; {seconds:.0f} s", flush=True)
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from pytest_pdperf.measure.cell_result import CellResult
@@ -11,7 +11,7 @@ from pytest_pdperf.spec.tolerances import Tolerances
 
 from .baseline import CellBaseline
 from .catalogue import Catalogue, MetricSpec
-from .confirm import Suspect, find_suspects
+from .confirm import Readings, Suspect, find_suspects
 from .judge import Measurement, Sample, ToleranceLike, ToleranceOf, judge_cell
 from .statistics import Pooled
 from .verdict import CellVerdict
@@ -71,6 +71,29 @@ def suspects_of(
     """What stage 2 has to look at in one judged cell; `cell` is the id to use in plans and readings."""
 
     return find_suspects(cell, verdict, baseline, siblings, _tolerances(result, tolerances), catalogue)
+
+
+def readings_of(
+    suspects: Iterable[Suspect], launches: Sequence[tuple[str, Mapping[str, CellResult]]]
+) -> dict[tuple[str, str], Readings]:
+    """What the fresh launches say of each suspect: `launches` is (`A` reference or `B` candidate, cell id
+    -> result).
+
+    A result that is invalid, had a failed request or lacks the metric gives no reading, so that `decide`
+    sees a hole.
+    """
+    found = {}
+    for suspect in suspects:
+        arms: dict[str, list[float]] = {"A": [], "B": []}
+        for arm, results in launches:
+            result = results.get(suspect.cell)
+            if result is None or result.invalid or not 0 < result.ok == result.requests:
+                continue
+            measured = result.metrics.get(suspect.metric)
+            if measured is not None and measured.value is not None:
+                arms[arm].append(measured.value)
+        found[suspect.cell, suspect.metric] = Readings(tuple(arms["B"]), tuple(arms["A"]))
+    return found
 
 
 def _tolerances(result: CellResult, tolerances: Tolerances) -> ToleranceOf:

@@ -81,6 +81,7 @@ def _shown(value: float | None) -> str:
 
 
 FAILING = frozenset({Verdict.FAIL, Verdict.SUSPECT})
+IMPROVING = frozenset({Verdict.IMPROVED})
 UNUSABLE = frozenset({Verdict.INVALID, Verdict.INCONCLUSIVE})
 MAX_LAUNCHES = 40
 """Launches kept in a pin: the first five stay as its anchor, of the rest the newest stay."""
@@ -98,6 +99,7 @@ def apply(
     cell = outcome.ref.id
     old = file.current(outcome.key).get((cell, outcome.ref.digest))
     verdict = outcome.verdict.verdict
+    failing, improved = _has(outcome, FAILING), _has(outcome, IMPROVING)
     refusal = _refusal(outcome, old, now)
     if refusal:
         return file, Change(cell, Action.REFUSED, note=refusal)
@@ -108,11 +110,11 @@ def apply(
             )
         return _pin(file, outcome, None, reason or "first baseline", now, catalogue, Action.CREATED)
     edited = old.digest != old.content_digest(outcome.key)
-    if mode is Mode.FIX and (edited or verdict in FAILING):
+    if mode is Mode.FIX and (edited or failing):
         if not reason:
             return file, Change(cell, Action.REFUSED, note="say why with --baseline-reason TEXT")
         return _pin(file, outcome, old, reason, now, catalogue, Action.PINNED)
-    if mode is Mode.TIGHTEN and verdict is Verdict.IMPROVED:
+    if mode is Mode.TIGHTEN and improved and not failing:
         if not reason and any(row.suspicious for row in outcome.verdict.rows):
             return file, Change(
                 cell,
@@ -129,10 +131,11 @@ def _auto(
     file: BaselineFile, outcome: Outcome, old: Pin, reason: str, now: datetime, catalogue: Catalogue
 ) -> tuple[BaselineFile, Change]:
     cell, verdict = outcome.ref.id, outcome.verdict.verdict
-    if verdict in FAILING or verdict is Verdict.IMPROVED:
+    failing, improved = _has(outcome, FAILING), _has(outcome, IMPROVING)
+    if failing or improved:
         if reason:
             return _pin(file, outcome, old, reason, now, catalogue, Action.PINNED)
-        if verdict is Verdict.IMPROVED:
+        if not failing:
             note = f"improved: accept with --update-baselines={Mode.TIGHTEN} or --baseline-reason TEXT"
             return file, Change(cell, Action.KEPT, note=note)
         return file, Change(
@@ -157,6 +160,13 @@ def _auto(
     return _with_metrics(new, outcome, catalogue), Change(
         cell, Action.ADDED, _medians(old, added, outcome.ref, catalogue)
     )
+
+
+def _has(outcome: Outcome, wanted: frozenset[Verdict]) -> bool:
+    """Whether any metric of the cell, or the cell itself, has one of these verdicts: one is enough to need
+    a decision.
+    """
+    return outcome.verdict.verdict in wanted or any(row.verdict in wanted for row in outcome.verdict.rows)
 
 
 def _refusal(outcome: Outcome, old: Pin | None, now: datetime) -> str:

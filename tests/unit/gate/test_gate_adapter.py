@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
-from pytest_pdperf.gate.adapter import judge, suspects_of
+from pytest_pdperf.gate.adapter import judge, readings_of, suspects_of
 from pytest_pdperf.gate.catalogue import spec_of
+from pytest_pdperf.gate.confirm import Design, Readings, decide
 from pytest_pdperf.gate.verdict import Verdict
 from pytest_pdperf.measure.cell_result import CellResult, MetricValue
 from pytest_pdperf.measure.table import METRICS
@@ -52,6 +54,19 @@ def test_overrides_decide_the_limit() -> None:
 
 def test_a_metric_that_vanished_is_invalid() -> None:
     assert judge(result(tpot_ms_p50=None), STORED, {}, Tolerances()).verdict is Verdict.INVALID
+
+
+def test_readings_keep_the_arms_apart_and_leave_holes_where_a_launch_is_bad() -> None:
+    slow = result(output_tps=70.0)
+    verdict = judge(slow, STORED, {}, Tolerances())
+    suspects = suspects_of(slow, verdict, STORED, {}, Tolerances(), cell="w/c")
+    good = [("A", {"w/c": result()}), ("B", {"w/c": slow}), ("B", {"w/c": slow}), ("A", {"w/c": result()})]
+    assert readings_of(suspects, good) == {("w/c", "output_tps"): Readings((70.0, 70.0), (100.0, 100.0))}
+    failed = replace(slow, ok=63)
+    bad = [good[0], ("B", {"w/c": failed}), ("B", {"w/c": replace(slow, invalid=("role died",))}), ("A", {})]
+    assert readings_of(suspects, bad) == {("w/c", "output_tps"): Readings((), (100.0,))}
+    (confirmation,) = decide(Design.PAIRED, suspects, readings_of(suspects, bad))
+    assert not confirmation.complete
 
 
 def test_judging_does_not_load_the_slow_half_of_scipy() -> None:

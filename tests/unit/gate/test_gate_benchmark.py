@@ -165,14 +165,14 @@ def test_the_plot_is_valid_and_shows_every_curve() -> None:
     assert any("ours <&>" in (node.text or "") for node in root.iter())
 
 
-def test_the_command_writes_both_files(
+def test_the_command_writes_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "VARIANTS", {"no night drift": {"night": 0.0}})
     monkeypatch.setattr(command, "LOSSES", (0.0, 0.1))
     monkeypatch.setattr("sys.argv", ["gate", "--nights", "40", "--fewest", "20", "--out", str(tmp_path)])
     assert command.main() == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"gate.json", "power.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == {"gate.json", "power.svg", "tables.txt"}
     printed = capsys.readouterr().out
     assert printed.count("found at least") == 4 and "96 series" in printed
 

@@ -97,6 +97,12 @@ def test_limit_by_hand() -> None:
     assert (tight.binding, tight.noisy) == ("noise", True)
 
 
+@pytest.mark.parametrize(("tau", "noisy"), [(0.0165, True), (0.0190, False)])
+def test_noisy_starts_at_twice_the_tolerance(tau: float, noisy: bool) -> None:
+    # noise 0.035387 as above; 2*ln(1.0165) = 0.0327, 2*ln(1.019) = 0.0376
+    assert limit_for(Summary(0.0, 0.0001, 5), 0.0004, tau=tau, floor=0, direction=1).noisy is noisy
+
+
 def test_quantiles_and_tails_agree_with_scipy() -> None:
     from scipy import stats
 

@@ -139,6 +139,21 @@ def test_what_each_mode_touches(root: Path, mode: Mode, tps: float, reason: str,
     assert (night.text == before) == (action in (Action.KEPT, Action.REFUSED))
 
 
+def test_an_improved_metric_beside_a_noisy_one_is_not_accepted_in_passing(root: Path) -> None:
+    night = Night(root)
+    night.store(1000.0, 0)
+    rows = (VerdictRow("output_tps", Verdict.IMPROVED), VerdictRow("ttft_ms_p50", Verdict.NOISY))
+    mixed = CellVerdict(rows, Verdict.NOISY)
+    assert night.store(1100.0, 1, verdict=mixed).action is Action.KEPT
+    assert night.store(1100.0, 1, Mode.TIGHTEN, verdict=mixed).action is Action.PINNED
+
+
+def test_a_noisy_cell_adds_its_launch_so_that_more_launches_can_cure_it(root: Path) -> None:
+    night = Night(root)
+    night.store(1000.0, 0)
+    assert night.store(1000.0, 1, verdict=bare(Verdict.NOISY)).action is Action.ADDED
+
+
 @pytest.mark.parametrize("mode", [Mode.FIX, Mode.TIGHTEN])
 def test_fix_and_tighten_create_nothing(root: Path, mode: Mode) -> None:
     change = Night(root).store(1000.0, 0, mode, "why")
