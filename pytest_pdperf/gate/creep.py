@@ -18,6 +18,7 @@ from typing import Any
 
 from pytest_pdperf.errors import UsageProblem
 
+from .catalogue import Catalogue, spec_of
 from .fingerprint import BaselineKey, CellRef
 from .history import HistoryEntry
 from .statistics import log_score, relative_worsening, sample_variance, t_tail
@@ -138,6 +139,47 @@ def find_creep(points: Sequence[Point], direction: int) -> Creep:
     last = scores[cuts[-2] :]
     total = relative_worsening(fmean(last) - fmean(first), direction) if found else 0.0
     return Creep(len(points), tuple(found), total)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A series whose history shows lasting steps."""
+
+    topology: str
+    cell: str
+    metric: str
+    creep: Creep
+    beyond: bool
+    """The steps add up to more than the metric may lose."""
+
+    def lines(self) -> list[str]:
+        """A headline and one line a step."""
+        total = self.creep.total or 0.0
+        word = "worse" if total > 0 else "better"
+        head = f"{self.topology} {self.cell} {self.metric}: {abs(total):.1%} {word} over {self.creep.points} launches"
+        return [head + (", more than its tolerance" if self.beyond else "")] + [
+            f"  {step.line()}" for step in self.creep.steps
+        ]
+
+
+def findings(entries: Sequence[HistoryEntry], catalogue: Catalogue) -> list[Finding]:
+    """Every gated series of a history that shows a step, the largest worsening first."""
+    places = {
+        (entry.key.digest, entry.ref, metric): entry.key
+        for entry in entries
+        if entry.launch is not None
+        for metric in entry.launch.values
+    }
+    found = []
+    for (_, ref, metric), key in places.items():
+        spec = spec_of(metric, catalogue)
+        if spec is None or not spec.gated:
+            continue
+        creep = find_creep(series_of(entries, key, ref, metric), spec.direction)
+        if creep.steps:
+            beyond = creep.worse_than(relative_worsening(math.log1p(spec.tau or 0.0), spec.direction))
+            found.append(Finding(key.topology, ref.id, metric, creep, beyond))
+    return sorted(found, key=lambda finding: (-(finding.creep.total or 0.0), finding.cell, finding.metric))
 
 
 def _breakpoints(scores: Sequence[float]) -> list[int]:

@@ -17,7 +17,7 @@ from .fingerprint import BaselineKey, CellRef
 from .history import HistoryEntry, history_path, to_line
 from .judge import pooled_sessions, pooled_siblings
 from .statistics import Pooled
-from .update import Change, Mode, Outcome, apply, prune
+from .update import Change, Mode, Outcome, apply_all, prune
 
 LOCK_NAME = ".pdperf.lock"
 LOCK_TIMEOUT_S = 60.0
@@ -148,11 +148,7 @@ class BaselineStore:
             if known_cells is None:
                 raise UsageProblem("--update-baselines=prune needs to know which cells still exist")
             return prune(file, {outcome.ref.workload for outcome in group}, known_cells)
-        changes = []
-        for outcome in group:
-            file, change = apply(file, outcome, mode, reason, now, self._catalogue)
-            changes.append(change)
-        return file, changes
+        return apply_all(file, group, mode, reason, now, self._catalogue)
 
     def append_history(self, entries: Iterable[HistoryEntry]) -> list[Path]:
         """Append every launch, whatever its verdict, to `history/<place>.jsonl`; returns the files."""

@@ -5,7 +5,7 @@ cases.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -127,6 +127,51 @@ def apply(
     return file, Change(cell, Action.KEPT, note=f"{verdict}: not a case for {mode}")
 
 
+def apply_all(
+    file: BaselineFile,
+    outcomes: Iterable[Outcome],
+    mode: Mode,
+    reason: str,
+    now: datetime,
+    catalogue: Catalogue,
+) -> tuple[BaselineFile, list[Change]]:
+    """Update every cell of a session. Further launches of a cell that got a new pin join it: one
+    acceptance, one pin.
+    """
+    changes: list[Change] = []
+    accepted: set[tuple[BaselineKey, CellRef]] = set()
+    for outcome in outcomes:
+        place = (outcome.key, outcome.ref)
+        if place in accepted:
+            file, change = _join(file, outcome, now, catalogue)
+        else:
+            file, change = apply(file, outcome, mode, reason, now, catalogue)
+        if change.action in (Action.CREATED, Action.PINNED):
+            accepted.add(place)
+        changes.append(change)
+    return file, changes
+
+
+def _join(
+    file: BaselineFile, outcome: Outcome, now: datetime, catalogue: Catalogue
+) -> tuple[BaselineFile, Change]:
+    pin = file.current(outcome.key)[outcome.ref.id, outcome.ref.digest]
+    refusal = _refusal(outcome, pin, now)
+    if refusal:
+        return file, Change(outcome.ref.id, Action.REFUSED, note=refusal)
+    return _add(file, outcome, pin, catalogue)
+
+
+def _add(file: BaselineFile, outcome: Outcome, old: Pin, catalogue: Catalogue) -> tuple[BaselineFile, Change]:
+    added = _longer(old, outcome)
+    new = _with_metrics(_replace(file, outcome.ref.id, old, [added.signed(outcome.key)]), outcome, catalogue)
+    return new, Change(outcome.ref.id, Action.ADDED, _medians(old, added, outcome.ref, catalogue))
+
+
+def _longer(old: Pin, outcome: Outcome) -> Pin:
+    return old.model_copy(update={"launches": _trimmed((*old.launches, outcome.launch))})
+
+
 def _auto(
     file: BaselineFile, outcome: Outcome, old: Pin, reason: str, now: datetime, catalogue: Catalogue
 ) -> tuple[BaselineFile, Change]:
@@ -148,18 +193,13 @@ def _auto(
         and not set(outcome.launch.values) & CellBaseline(outcome.ref, old).metrics
     ):
         return file, Change(cell, Action.REFUSED, note="it shares no metric with its baseline")
-    added = old.model_copy(update={"launches": _trimmed((*old.launches, outcome.launch))})
-    crept = _crept(added, outcome, catalogue)
-    if crept:
-        if not reason:
-            return file, Change(
-                cell, Action.REFUSED, note=f"{crept}; accept the drift with --baseline-reason TEXT"
-            )
-        return _pin(file, outcome, old, reason, now, catalogue, Action.PINNED)
-    new = _replace(file, cell, old, [added.signed(outcome.key)])
-    return _with_metrics(new, outcome, catalogue), Change(
-        cell, Action.ADDED, _medians(old, added, outcome.ref, catalogue)
-    )
+    crept = _crept(_longer(old, outcome), outcome, catalogue)
+    if not crept:
+        return _add(file, outcome, old, catalogue)
+    if not reason:
+        note = f"{crept}; accept the drift with --baseline-reason TEXT"
+        return file, Change(cell, Action.REFUSED, note=note)
+    return _pin(file, outcome, old, reason, now, catalogue, Action.PINNED)
 
 
 def _has(outcome: Outcome, wanted: frozenset[Verdict]) -> bool:

@@ -10,11 +10,11 @@ from datetime import timedelta
 import pytest
 
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.gate.creep import Point, find_creep, series_of
+from pytest_pdperf.gate.creep import Point, find_creep, findings, series_of
 from pytest_pdperf.gate.fingerprint import CellRef
 from pytest_pdperf.gate.history import HistoryEntry
 from pytest_pdperf.gate.verdict import Verdict
-from tests.unit.gate.gate_tables import KEY, REF, START, launch
+from tests.unit.gate.gate_tables import CATALOGUE, KEY, REF, START, launch
 
 
 def points(level: Callable[[int], float], count: int = 50, noise: float = 0.01, seed: int = 3) -> list[Point]:
@@ -97,6 +97,27 @@ def entry(day: int, verdict: Verdict = Verdict.PASS, ref: CellRef = REF, bare: b
         launch_id=f"run-{day}",
         launch=None if bare else launch({"output_tps": 1000.0 + day}, day=day),
     )
+
+
+def test_findings_name_the_series_that_crept_worst_first() -> None:
+    pytest.importorskip("ruptures")
+    source = random.Random(4)
+    entries = []
+    for day in range(40):
+        level = 1.0 if day < 20 else 1.08
+        noise = 1 + source.gauss(0, 0.004)
+        values = {
+            "output_tps": 1000.0 / level * noise,
+            "ttft_ms_p50": 100 * noise,
+            "output_tps_wall": 900 / level,
+        }
+        entries.append(entry(day).model_copy(update={"launch": launch(values, day=day)}))
+    (found,) = findings(entries, CATALOGUE)
+    assert (found.metric, found.beyond) == ("output_tps", True)
+    assert found.lines()[0].startswith("pd-1p2d-tp2 fixed-shapes/in512-out256-c16 output_tps: 7.")
+    assert "worse over 40 launches, more than its tolerance" in found.lines()[0]
+    assert "2025-03-20" in found.lines()[1] and "2025-03-21" in found.lines()[1]
+    assert findings(entries[:4], CATALOGUE) == []
 
 
 def test_a_series_leaves_out_what_does_not_compare() -> None:

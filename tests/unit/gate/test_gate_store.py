@@ -148,6 +148,25 @@ def test_an_improved_metric_beside_a_noisy_one_is_not_accepted_in_passing(root: 
     assert night.store(1100.0, 1, Mode.TIGHTEN, verdict=mixed).action is Action.PINNED
 
 
+@pytest.mark.parametrize("mode", [Mode.AUTO, Mode.CREATE])
+def test_two_launches_of_one_session_make_one_pin(root: Path, mode: Mode) -> None:
+    night, store = Night(root), BaselineStore(root, CATALOGUE)
+    first = [night.outcome(1000.0, 0), night.outcome(1004.0, 0.01)]
+    changes = store.update(first, mode, "", START + timedelta(days=1))
+    assert [change.action for change in changes] == [Action.CREATED, Action.ADDED]
+    assert night.values == [1000.0, 1004.0]
+    if mode is Mode.AUTO:
+        slower = [
+            night.outcome(800.0, 2),
+            night.outcome(805.0, 2.01),
+            night.outcome(803.0, 2.02, bare(Verdict.INVALID)),
+        ]
+        changes = store.update(slower, mode, "new kernel", START + timedelta(days=3))
+        assert [change.action for change in changes] == [Action.PINNED, Action.ADDED, Action.REFUSED]
+        assert night.values == [800.0, 805.0]
+        assert len(json.loads(night.text)["cells"][REF.id]) == 2
+
+
 def test_a_noisy_cell_adds_its_launch_so_that_more_launches_can_cure_it(root: Path) -> None:
     night = Night(root)
     night.store(1000.0, 0)
