@@ -9,7 +9,7 @@ from .http import JSON, Exchange
 from .metrics import EngineMetrics
 from .request import Wanted
 from .scheduler import Sequence
-from .stream import INTERNAL_ERROR, AnswerHead, EventWriter, whole_answer
+from .stream import AnswerHead, EventWriter, Writer
 from .tokens import EOS_TOKEN, continuation
 
 
@@ -38,7 +38,13 @@ class Answer:
     )
 
     def __init__(
-        self, exchange: Exchange, wanted: Wanted, head: AnswerHead, metrics: EngineMetrics, arrived_s: float
+        self,
+        exchange: Exchange,
+        wanted: Wanted,
+        head: AnswerHead,
+        metrics: EngineMetrics,
+        arrived_s: float,
+        writer: Writer | None = None,
     ) -> None:
         self.exchange = exchange
         self.wanted = wanted
@@ -46,7 +52,7 @@ class Answer:
         self.metrics = metrics
         self.arrived_s = arrived_s
         self.request_id = head.id
-        self._writer = EventWriter(head)
+        self._writer: Writer = writer or EventWriter(head)
         self.tokens: list[int] = []
         self.digest = b""
         self.length = wanted.max_tokens
@@ -111,7 +117,7 @@ class Answer:
             self.exchange.write(self._writer.error())
             self.exchange.end()
         else:
-            self.exchange.respond(500, INTERNAL_ERROR)
+            self.exchange.respond(500, self._writer.refusal())
         self.on_done(self)
 
     def _complete(self) -> None:
@@ -132,7 +138,7 @@ class Answer:
         if self.wanted.stream:
             self.exchange.end()
         else:
-            body = whole_answer(self.head, self.tokens, self.finish, self.transfer_params(self))
+            body = self._writer.whole(self.tokens, self.finish, self.transfer_params(self))
             self.exchange.respond(200, body, JSON)
         self.on_done(self)
 

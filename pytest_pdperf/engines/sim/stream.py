@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import orjson
 
@@ -40,6 +40,36 @@ INTERNAL_ERROR = error_body(500, "Internal server error", "InternalServerError")
 def usage(prompt: int, completion: int) -> dict[str, int]:
     """The usage object of a stream's events."""
     return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+
+class Writer(Protocol):
+    """The bytes of one answer in some API: as events while it grows, or whole."""
+
+    def opening(self) -> bytes:
+        """What comes before any token."""
+
+    def first(self, token: int) -> bytes:
+        """The event of the first token."""
+
+    def token(self, token: int, position: int) -> bytes:
+        """The event of a token that is neither first nor last."""
+
+    def last(self, token: int, position: int, finish: str) -> bytes:
+        """The event of the last token."""
+
+    def final(self, completion: int) -> bytes:
+        """What comes after the last token."""
+
+    def error(self) -> bytes:
+        """What ends an answer already begun, when the request fails."""
+
+    def refusal(self) -> bytes:
+        """Body of the status 500 that a request gets instead of an answer."""
+
+    def whole(
+        self, tokens: Sequence[int], finish: str, kv_transfer_params: dict[str, object] | None
+    ) -> bytes:
+        """Body of an answer that is not streamed."""
 
 
 class EventWriter:
@@ -96,6 +126,17 @@ class EventWriter:
     def error() -> bytes:
         """What vLLM sends into an answer already begun, when the request fails."""
         return b"data: " + INTERNAL_ERROR + b"\n\n" + DONE_EVENT
+
+    @staticmethod
+    def refusal() -> bytes:
+        """Body of a status 500."""
+        return INTERNAL_ERROR
+
+    def whole(
+        self, tokens: Sequence[int], finish: str, kv_transfer_params: dict[str, object] | None
+    ) -> bytes:
+        """Body of an answer that is not streamed."""
+        return whole_answer(self._head, tokens, finish, kv_transfer_params)
 
     def _role(self) -> bytes:
         prompt = ""
