@@ -31,10 +31,12 @@ LOADS: dict[str, Load] = {
     "64 x 50/s": Load(64, 128, 100, 50, 20),
     "256 x 10/s": Load(256, 512, 30, 50, 100),
     "64 x 50/s, hog": Load(64, 128, 100, 50, 20, hog_ms=10),
-    "1000 x 5/s": Load(1000, 1000, 25, 200, 200),
-    "1000 x 10/s": Load(1000, 1000, 50, 200, 100),
-    "1000 x 20/s": Load(1000, 1000, 100, 200, 50),
-    "1000 x 30/s": Load(1000, 1000, 150, 200, 33.3),
+    "1000 x 5/s": Load(1000, 1000, 25, 300, 200, phases=1000),
+    "1000 x 10/s": Load(1000, 1000, 50, 300, 100, phases=1000),
+    "1000 x 20/s": Load(1000, 1000, 100, 300, 50, phases=1000),
+    "1000 x 25/s": Load(1000, 1000, 120, 300, 40, phases=1000),
+    "1000 x 30/s": Load(1000, 1000, 150, 300, 33.3, phases=1000),
+    "1000 x 20/s at once": Load(1000, 1000, 100, 300, 50),
 }
 DEFAULT = list(LOADS)[:4]
 
@@ -148,9 +150,8 @@ def main() -> None:
                 for client in clients:
                     found[client].append(measure(client, load, Path(folder), where))
             everything[name] = found
-            print(
-                f"{name}: {load.events_per_s:,.0f} events/s, true TTFT p50 {found[clients[0]][0].ttft_true_p50:.2f} ms"
-            )
+            true = found[clients[0]][0].ttft_true_p50
+            print(f"{name}: {load.events_per_s:,.0f} events/s, true TTFT p50 {true:.2f} ms")
             table([["client", *(c[0] for c in COLUMNS)], *([c, *shown(s)] for c, s in found.items())])
     if options.json:
         rows = {

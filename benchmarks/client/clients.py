@@ -42,11 +42,10 @@ def run_pdperf(url: str, load: Load) -> Report:
     from pytest_pdperf.load.spool import Spool
     from pytest_pdperf.load.target import Target
 
-    extra = {"x_ttft_ms": load.ttft_ms, "x_itl_ms": load.itl_ms}
     prompts = [load.body(i)["prompt"] for i in range(load.requests)]
     planned = tuple(Planned(tuple(p), load.tokens) for p in prompts)  # type: ignore[arg-type]
     plan = StreamPlan("s", planned, planned[:2], load.streams)
-    job = Job(Target(url, "null", extra_body=extra), (plan,), 120.0, "bench")
+    job = Job(Target(url, "null", extra_body=load.pace), (plan,), 120.0, "bench")
     loop = uvloop.new_event_loop()
     with tempfile.TemporaryDirectory() as folder, Spool(Path(folder) / "bodies") as spool:
         drive = Drive(loop, job, spool)

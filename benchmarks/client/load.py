@@ -18,6 +18,8 @@ class Load:
     ttft_ms: float
     itl_ms: float
     prompt_tokens: int = 128
+    phases: int = 1
+    """Streams spread evenly over a gap; 1 has all of them send at once, as the batch of an engine does."""
     hog_ms: float = 0.0
     """Block the event loop for so long in every period twice that; 0 for never."""
 
@@ -25,6 +27,11 @@ class Load:
     def events_per_s(self) -> float:
         """Token events of all streams together while decoding."""
         return self.streams * 1000 / self.itl_ms
+
+    @property
+    def pace(self) -> dict[str, object]:
+        """What the null server wants to know."""
+        return {"x_ttft_ms": self.ttft_ms, "x_itl_ms": self.itl_ms, "x_phases": self.phases}
 
     def body(self, index: int) -> dict[str, object]:
         """Request body of the index-th request."""
@@ -35,8 +42,7 @@ class Load:
             "stream": True,
             "ignore_eos": True,
             "stream_options": {"include_usage": True},
-            "x_ttft_ms": self.ttft_ms,
-            "x_itl_ms": self.itl_ms,
+            **self.pace,
         }
 
 

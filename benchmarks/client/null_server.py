@@ -4,7 +4,8 @@
 id, the kernel's receive stamp of the request, and the time before each event's send. One thread, one epoll loop.
 
 Pace comes with the request: `max_tokens` events, the first `x_ttft_ms` after the request's receipt, then one every
-`x_itl_ms`, on a fixed schedule that does not drift. Every answer ends with usage and `[DONE]`.
+`x_itl_ms`, on a fixed schedule that does not drift. `x_phases` spreads that many streams evenly over a gap; without it
+all that began together send together, as an engine's batch does. Every answer ends with usage and `[DONE]`.
 """
 
 from __future__ import annotations
@@ -148,6 +149,8 @@ class NullServer:
         peer.prompt = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
         peer.step = float(str(body.get("x_itl_ms", DEFAULT_ITL_MS))) / 1e3
         ttft = float(str(body.get("x_ttft_ms", DEFAULT_TTFT_MS))) / 1e3
+        phases = int(str(body.get("x_phases", 1)))
+        ttft += peer.step * (len(self.truth) % phases) / phases
         spent = (time.time_ns() - peer.received_ns) / 1e9
         peer.when = time.monotonic() - spent + ttft
         peer.stamps = array("q")
