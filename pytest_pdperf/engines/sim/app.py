@@ -49,6 +49,7 @@ class Settings:
     tensor_parallel: int
     host: str
     side_channel_port: int
+    lease_s: float
     recompute_on_failure: bool
     seed: str
 
@@ -97,7 +98,7 @@ class SimEngine:
             log,
             engine_id=self.engine_id,
             bytes_per_token=profile.kv_bytes_per_token,
-            lease_s=profile.lease_s,
+            lease_s=settings.lease_s,
             call_later=_call_later,
             drop_transfer=self._dice["drop_transfer"],
         )

@@ -18,6 +18,7 @@ _FLAGS: Mapping[str, str] = {
     "max_num_batched_tokens": "--max-num-batched-tokens",
     "num_gpu_blocks_override": "--num-gpu-blocks",
     "kv_load_failure_policy": "--kv-load-failure-policy",
+    "kv_lease_s": "--kv-lease-s",
     "faults": "--faults",
     "seed": "--seed",
 }

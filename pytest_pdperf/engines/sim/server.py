@@ -38,6 +38,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument("--max-num-batched-tokens", type=int)
     parser.add_argument("--num-gpu-blocks", type=int)
+    parser.add_argument("--kv-lease-s", type=float, help="how long unfetched KV is kept on prefill")
     parser.add_argument("--faults", default="")
     parser.add_argument("--seed", default="0", help="equal seeds give equal noise and equal faults")
     parser.add_argument("--ignored", default="", help="engine arguments without meaning here, for the log")
@@ -60,6 +61,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
         tensor_parallel=options.tensor_parallel_size,
         host=options.host,
         side_channel_port=options.side_channel_port,
+        lease_s=profile.lease_s if options.kv_lease_s is None else options.kv_lease_s,
         recompute_on_failure=options.kv_load_failure_policy == "recompute",
         seed=f"{options.seed} {options.role}",
     )
