@@ -12,6 +12,7 @@ from pytest_pdperf.errors import UsageProblem
 ENGINES = {
     "sglang": "pytest_pdperf.engines.sglang",
     "sim": "pytest_pdperf.engines.sim.engine",
+    "sim-sglang": "pytest_pdperf.engines.sim.sglang_engine",
     "vllm": "pytest_pdperf.engines.vllm",
 }
 """Name on the command line -> module that holds `ENGINE`."""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from .answer import Answer
 from .http import Exchange
-from .metrics import EngineMetrics
 from .request import Wanted
+from .sglang_metrics import SglangMetrics
 from .sglang_wire import Bootstrap, GenerateWriter, OpenAiWriter
 from .stream import AnswerHead
 
@@ -15,20 +15,21 @@ from .stream import AnswerHead
 class SglangAnswer(Answer):
     """An answer in SGLang's words; with a bootstrap room it is one leg of a disaggregated request."""
 
-    __slots__ = ("bootstrap", "leg", "on_computed", "shift", "writer")
+    __slots__ = ("_counts", "bootstrap", "leg", "on_computed", "shift", "writer")
 
     def __init__(
         self,
         exchange: Exchange,
         wanted: Wanted,
         head: AnswerHead,
-        metrics: EngineMetrics,
+        metrics: SglangMetrics,
         arrived_s: float,
         writer: GenerateWriter | OpenAiWriter,
         bootstrap: Bootstrap | None,
     ) -> None:
         super().__init__(exchange, wanted, head, metrics, arrived_s, writer)
         self.writer = writer
+        self._counts = metrics
         self.bootstrap = bootstrap
         self.shift = 0
         """Tokens that were there before this engine's first step: prefill's token, sent along with the KV."""
@@ -58,6 +59,15 @@ class SglangAnswer(Answer):
         self.writer.problem = problem
         self._begin_late()
         self.fail()
+
+    def _complete(self) -> None:
+        counts, seq = self._counts, self.seq
+        counts.finish(self.wanted.stream, len(self.head.prompt), self.length)
+        if seq is not None:
+            counts.waited.observe(max(0.0, seq.scheduled_s - seq.queued_s))
+            if self.bootstrap is None:
+                counts.stage("prefill_forward", self.first_s - seq.scheduled_s)
+        super()._complete()
 
     def _begin_late(self) -> None:
         if self.wanted.stream and not self.exchange.answered:

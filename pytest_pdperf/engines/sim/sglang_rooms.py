@@ -23,7 +23,7 @@ class RoomTaken(Exception):
 class Leg(Protocol):
     """Prefill's half of a request, as its room sees it. Times are model time."""
 
-    def bootstrapped(self, waited_s: float) -> None:
+    def bootstrapped(self) -> None:
         """Decode has asked: compute the prompt."""
 
     def sent(self, began_s: float, ended_s: float, size: int) -> None:
@@ -34,10 +34,9 @@ class Leg(Protocol):
 
 
 class _Room:
-    __slots__ = ("arrived_s", "began_s", "call_off", "digest", "leg", "reply", "seq")
+    __slots__ = ("began_s", "call_off", "digest", "leg", "reply", "seq")
 
-    def __init__(self, arrived_s: float) -> None:
-        self.arrived_s = arrived_s
+    def __init__(self) -> None:
         self.leg: Leg | None = None
         self.reply: Reply | None = None
         self.seq: Sequence | None = None
@@ -55,7 +54,6 @@ class Rooms:
         *,
         bytes_per_token: int,
         timeout_s: float,
-        clock: Callable[[], float],
         call_later: Callable[[float, Callable[[], None]], Callable[[], None]],
         drop_transfer: Dice,
         name: str,
@@ -65,7 +63,6 @@ class Rooms:
         self._runner = runner
         self._bytes_per_token = bytes_per_token
         self._timeout_s = timeout_s
-        self._clock = clock
         self._call_later = call_later
         self._drop_transfer = drop_transfer
         self._rooms: dict[int, _Room] = {}
@@ -153,13 +150,13 @@ class Rooms:
     def _room(self, number: int) -> _Room:
         room = self._rooms.get(number)
         if room is None:
-            room = self._rooms[number] = _Room(self._clock())
+            room = self._rooms[number] = _Room()
             room.call_off = self._call_later(self._timeout_s, lambda: self._expire(number))
         return room
 
     def _meet(self, room: _Room) -> None:
         if room.leg is not None and room.reply is not None:
-            room.leg.bootstrapped(self._clock() - room.arrived_s)
+            room.leg.bootstrapped()
 
     def _close(self, number: int) -> _Room | None:
         room = self._rooms.pop(number, None)
