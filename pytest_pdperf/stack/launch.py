@@ -18,6 +18,7 @@ from pytest_pdperf.stack import pairs
 from pytest_pdperf.stack.greedy import Answer, client
 from pytest_pdperf.stack.logs import Follower, read_lines, strip_stamp, tail
 from pytest_pdperf.stack.plan import LaunchPlan
+from pytest_pdperf.stack.ports import port_owner, port_state
 from pytest_pdperf.stack.processes import ManagedProcess
 from pytest_pdperf.stack.secrets import mask
 
@@ -297,7 +298,7 @@ class _BringUp:
                     self._stage(id, stage)
                 if id != "router" and _ADDRESS_IN_USE.search(line):
                     # In a side thread this leaves a server that is healthy and cannot transfer.
-                    self._fail(id, f"a port was taken: {line.strip()[:300]}")
+                    self._fail(id, f"a port was taken: {line.strip()[:300]}{self._takers(id)}")
         for id, process in self.stack.processes.items():
             if process.poll() is not None:
                 reason, detail = obituary(self.plan, process)
@@ -322,6 +323,23 @@ class _BringUp:
         return ", ".join(
             f"{id} in stage '{self.seen[id].stage}' for {now - self.seen[id].since:.1f} s" for id in waiting
         )
+
+    def _takers(self, id: str) -> str:
+        """Which of an instance's ports somebody else holds."""
+        ours = set(self.stack.processes[id].session())
+        instance = next(i for i in self.plan.instances if i.id == id)
+        numbers = {"http": instance.ports.http, "bootstrap": instance.ports.bootstrap}
+        if instance.ports.side_channel:
+            numbers |= {
+                f"side channel {rank}": instance.ports.side_channel + rank
+                for rank in range(instance.tensor_parallel)
+            }
+        held = [
+            f"{name} port {port} is held by {port_owner(port, besides=ours)}"
+            for name, port in numbers.items()
+            if port and port_state(port) == "busy"
+        ]
+        return "".join(f"; {text}" for text in held if "may not see" not in text)
 
     def _fail(self, id: str, text: str) -> None:
         process = self.stack.processes[id]

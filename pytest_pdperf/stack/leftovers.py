@@ -38,20 +38,22 @@ def find_leftovers(run_id: str | None = None) -> list[Leftover]:
     namespace). Only processes whose environment this user may read can be found. `run_id` restricts the
     search.
     """
-    out = []
-    for stat in procfs.all_stats().values():
-        if stat.state in "ZX" or stat.proc.pid == os.getpid():
-            continue
+    dead: dict[procfs.Stat, tuple[str, str]] = {}
+    stats = {s for s in procfs.all_stats().values() if s.state not in "ZX" and s.proc.pid != os.getpid()}
+    for stat in stats:
         env = procfs.environ(stat.proc.pid)
         run = env.get(procfs.RUN_ID)
         if run is None or (run_id is not None and run != run_id):
             continue
-        if procfs.owner_alive(env.get(procfs.OWNER, "")) is not False:
-            continue
-        found = _describe(stat.proc, run, env.get(procfs.INSTANCE, "?"))
-        if found is not None:
-            out.append(found)
-    return sorted(out, key=lambda left: (left.run_id, left.proc.pid))
+        if procfs.owner_alive(env.get(procfs.OWNER, "")) is False:
+            dead[stat] = (run, env.get(procfs.INSTANCE, "?"))
+    # A process may have lost its environment; the session that a marked process leads is ours all the same.
+    leaders = {stat.sid: name for stat, name in dead.items() if stat.sid == stat.proc.pid}
+    for stat in stats - set(dead):
+        if stat.sid in leaders:
+            dead[stat] = leaders[stat.sid]
+    found = [_describe(stat.proc, *name) for stat, name in dead.items()]
+    return sorted((f for f in found if f is not None), key=lambda left: (left.run_id, left.proc.pid))
 
 
 def clean(

@@ -11,7 +11,7 @@ import fcntl
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,10 +78,10 @@ def port_state(port: int) -> str:
     return "time_wait" if states == {psutil.CONN_TIME_WAIT} else "busy"
 
 
-def port_owner(port: int) -> str:
-    """Who holds a port, for an error: pid and command, as far as this user may see."""
+def port_owner(port: int, *, besides: Container[int] = ()) -> str:
+    """Who holds a port, for an error: pid and command, as far as this user may see; pids in `besides` do not count."""
     for pid, _ in _connections(port):
-        if pid:
+        if pid and pid not in besides:
             try:
                 process = psutil.Process(pid)
                 command = " ".join(process.cmdline()) or process.name()

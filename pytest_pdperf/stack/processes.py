@@ -70,6 +70,9 @@ def environment(
     base = os.environ if base is None else base
     env = {k: v for k, v in base.items() if not k.startswith(("PYTEST_", "COV_CORE_"))}
     env.setdefault("PYTHONUNBUFFERED", "1")
+    # Engine cores rename themselves (setproctitle), which by default overwrites the environment in /proc, the marker
+    # in it too.
+    env["SPT_NOENV"] = "1"
     program = Path(command.argv[0])
     if program.is_absolute():
         # Engines call tools of their own environment (ninja for kernels) by name.
@@ -116,6 +119,7 @@ class ManagedProcess:
         self._exit: Exit | None = None
         self._buffer = b""
         self._eof = False
+        self._child: procfs.Proc | None = None
         self._stop_asked = False
         self._survivors: tuple[str, ...] | None = None
         env = environment(command, run_id, id)
@@ -152,6 +156,12 @@ class ManagedProcess:
         if self._exit is None and self._eof:
             self._exit = Exit(None, error="its reaper was killed from outside")
         return self._exit
+
+    def session(self) -> tuple[int, ...]:
+        """Pids of the child's session: itself and what it started, as far as that did not leave it."""
+        if self._child is None:
+            return ()
+        return tuple(s.proc.pid for s in procfs.session_of(self._child))
 
     def age_s(self) -> float:
         """Seconds since the start."""
@@ -203,14 +213,18 @@ class ManagedProcess:
         return self._survivors
 
     def _sweep(self, patience_s: float = 3.0) -> tuple[str, ...]:
-        """Kill whatever still carries our marker: the reaper itself may have been killed."""
+        """Kill what still carries our marker or belongs to the child's session: the reaper may have been killed."""
         give_up = time.monotonic() + patience_s
-        while left := procfs.marked(self.run_id, self.id):
+        while left := self._ours():
             procfs.send_all((s.proc for s in left), signal.SIGKILL)
             if time.monotonic() > give_up:
                 return tuple(f"{self.id}: pid {s.proc.pid} (state {s.state})" for s in left)
             time.sleep(0.05)
         return ()
+
+    def _ours(self) -> list[procfs.Stat]:
+        session = procfs.session_of(self._child) if self._child is not None else []
+        return list({s.proc: s for s in procfs.marked(self.run_id, self.id) + session}.values())
 
     def _tell(self, line: str) -> None:
         if self._reaper.stdin is None or self._reaper.stdin.closed:
@@ -235,8 +249,9 @@ class ManagedProcess:
 
     def _take(self, event: Mapping[str, object]) -> None:
         match event:
-            case {"event": "started", "pid": int(pid)}:
+            case {"event": "started", "pid": int(pid), "start": int(start)}:
                 self.pid = pid
+                self._child = procfs.Proc(pid, start)
             case {"event": "failed", "error": str(error)}:
                 self._exit = Exit(None, error=error)
             case {"event": "ended", "code": int(code), "oom_kills": dict(kills)}:

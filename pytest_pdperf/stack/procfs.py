@@ -33,6 +33,8 @@ class Stat(NamedTuple):
     proc: Proc
     ppid: int
     pgid: int
+    sid: int
+    """Session; the pid of the process that created it."""
     state: str
 
 
@@ -44,7 +46,7 @@ def read_stat(pid: int) -> Stat | None:
         return None
     # The name is in parentheses and may contain both spaces and parentheses.
     fields = text[text.rindex(")") + 2 :].split()
-    return Stat(Proc(pid, int(fields[19])), int(fields[1]), int(fields[2]), fields[0])
+    return Stat(Proc(pid, int(fields[19])), int(fields[1]), int(fields[2]), int(fields[3]), fields[0])
 
 
 def all_stats() -> dict[int, Stat]:
@@ -89,6 +91,19 @@ def marked(run_id: str, instance: str | None = None) -> list[Stat]:
         if env.get(RUN_ID) == run_id and (instance is None or env.get(INSTANCE) == instance):
             out.append(stat)
     return out
+
+
+def session_of(leader: Proc) -> list[Stat]:
+    """Living processes of the session that `leader` created, whether or not it still lives itself.
+
+    The kernel gives no new process the number of a session that has members, so the number is safe to trust unless
+    another process leads it.
+    """
+    stats = all_stats()
+    now = stats.get(leader.pid)
+    if now is not None and now.proc != leader:
+        return []
+    return [s for s in stats.values() if s.sid == leader.pid and s.state not in "ZX"]
 
 
 def is_alive(proc: Proc) -> bool:

@@ -93,8 +93,8 @@ def flag(name: str) -> str:
 def main() -> None:
     """Arguments: id host port model role.
 
-    Variables: FAKE_IGNORE_TERM, FAKE_SETSID_PORT, FAKE_DOUBLE_FORK, FAKE_DIE (exit code), FAKE_DIE_AFTER
-    (seconds), FAKE_PRINT_FOREVER, FAKE_QUIET, FAKE_NEVER_READY, FAKE_SELF_KILL, FAKE_STARTUP (seconds),
+    Variables: FAKE_IGNORE_TERM, FAKE_SETSID_PORT, FAKE_DOUBLE_FORK, FAKE_NAMELESS_CHILD, FAKE_DIE (exit code),
+    FAKE_DIE_AFTER (seconds), FAKE_PRINT_FOREVER, FAKE_QUIET, FAKE_NEVER_READY, FAKE_SELF_KILL, FAKE_STARTUP (seconds),
     FAKE_SAY (a line), FAKE_WRONG_MODEL, FAKE_DIE_ON_REQUEST, FAKE_HANG_ON_REQUEST, FAKE_ERROR_IN_STREAM.
     """
     id, host, port, model, role = sys.argv[1:6]
@@ -119,6 +119,9 @@ def main() -> None:
                 os.execve("/bin/sleep", ["sleep", "600"], {})
             os._exit(0)
         os.wait()
+    if flag("NAMELESS_CHILD"):
+        # what setproctitle does to the environment of an engine core, seen from /proc
+        subprocess.Popen(["/bin/sleep", "600"], env={})
     if flag("STARTUP"):
         time.sleep(float(flag("STARTUP")))
     if flag("SELF_KILL"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -38,6 +39,9 @@ def main() -> None:
         stack = stacks[0]
     else:
         stack = launch(planned, deadline_s=60, progress=progress)
+    if mode == "forked" and os.fork() == 0:
+        time.sleep(600)  # holds copies of all pipes, as a multiprocessing worker of a test would
+        os._exit(0)
     print("up", flush=True)
     try:
         time.sleep(600)

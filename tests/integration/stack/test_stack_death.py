@@ -132,6 +132,23 @@ def test_a_second_ctrl_c_cuts_the_grace_and_still_leaves_nothing(own: Callable[[
     assert not [p for p in known if procfs.is_alive(p)], "all gone before the interrupt went on"
 
 
+def test_a_forked_copy_of_the_owner_does_not_keep_the_stack_alive(own: Callable[[str], Owner]) -> None:
+    """The copy holds the pipes to the reapers open; they watch the owner itself."""
+    owner = own("forked")
+    owner.says("up\n")
+    children = [s for s in procfs.descendants(owner.process.pid) if s.ppid == owner.process.pid]
+    copies = [s.proc for s in children if s.sid != s.proc.pid]
+    assert len(copies) == 1, "reapers lead sessions of their own, a copy does not"
+    known = [p for p in owner.everything() if p not in copies]
+    try:
+        owner.process.kill()
+        owner.process.wait()
+        _all_gone(owner, known)
+        assert procfs.is_alive(copies[0])
+    finally:
+        procfs.send(copies[0], signal.SIGKILL)
+
+
 def test_the_end_of_the_starting_thread_is_not_the_end_of_the_engines(own: Callable[[str], Owner]) -> None:
     owner = own("thread")
     owner.says("up\n")

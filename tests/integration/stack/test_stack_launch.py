@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -167,6 +168,16 @@ def test_a_taken_port_fails_although_the_engine_is_healthy(house: House) -> None
     error = house.fails(house.plan(topology(env={"prefill": {"FAKE_SAY": said}})))
     assert "prefill-0: a port was taken" in error.reason
     assert "5600" in error.reason
+
+
+def test_who_took_the_port_is_named(house: House) -> None:
+    planned = house.plan(topology())
+    with socket.socket() as thief:
+        thief.bind(("127.0.0.1", planned.instances[1].ports.http))
+        thief.listen()
+        error = house.fails(planned)
+    assert error.reason.startswith("decode-0: a port was taken: OSError: [Errno 98] Address already in use")
+    assert f"http port {planned.instances[1].ports.http} is held by pid {os.getpid()} (" in error.reason
 
 
 def test_a_missing_program_is_named(house: House) -> None:

@@ -89,6 +89,20 @@ def test_clean_ends_polite_and_stubborn_ones(sleeper: Sleeper, run_id: str, dead
     assert find_leftovers(run_id) == []
 
 
+def test_the_session_of_a_marked_leader_is_found_whole(run_id: str, dead_owner: str) -> None:
+    env = {procfs.RUN_ID: run_id, procfs.INSTANCE: "decode-0", procfs.OWNER: dead_owner}
+    code = "env -i sleep 600 & echo on; wait"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", code], env=env, start_new_session=True, stdout=subprocess.PIPE
+    ) as leader:
+        assert leader.stdout is not None
+        leader.stdout.readline()
+        found = find_leftovers(run_id)
+        assert len(found) == 2
+        assert {f.instance for f in found} == {"decode-0"}
+        assert clean(found, grace_s=1.0) == []
+
+
 def test_a_recycled_pid_is_left_alone(sleeper: Sleeper) -> None:
     """The list is a minute old; the pid belongs to somebody else now."""
     process = sleeper(None)

@@ -160,6 +160,20 @@ def test_a_killed_reaper_takes_its_child_along_and_the_rest_goes_at_stop(start: 
     assert not listening(port)
 
 
+def test_a_child_without_an_environment_is_found_by_its_session_when_the_reaper_was_killed(
+    start: Start, port: int
+) -> None:
+    """Seen with vLLM 0.32: the engine core renames itself, and its environment in /proc is gone."""
+    process = engine(start, port, NAMELESS_CHILD="1")
+    said(process, "Starting vLLM server")
+    child = stat_of(pid_of(process))
+    nameless = [s.proc for s in procfs.descendants(child.proc.pid)]
+    assert [procfs.environ(p.pid) for p in nameless] == [{}]
+    procfs.send(stat_of(child.ppid).proc, signal.SIGKILL)
+    assert process.stop(0.5) == ()
+    assert not procfs.is_alive(nameless[0])
+
+
 def test_a_stopped_reaper_does_not_block_the_end(
     start: Start, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +273,7 @@ def test_the_environment_is_the_commands_with_the_marker(start: Start, run_id: s
     process = start("/bin/sleep", "60")
     env = procfs.environ(pid_of(process))
     assert env[procfs.RUN_ID] == run_id
+    assert env["SPT_NOENV"], "or a process that renames itself overwrites all this"
     assert procfs.owner_alive(env[procfs.OWNER]) is True
 
 
@@ -272,14 +287,17 @@ def test_children_can_be_interrupted_although_their_reaper_cannot(start: Start) 
     assert exit_of(process).code == 5
 
 
-def test_stop_is_idempotent_and_a_second_one_may_cut_the_grace(start: Start, port: int) -> None:
+def test_stop_is_idempotent_and_a_second_one_may_cut_the_grace(
+    start: Start, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_pdperf.stack.processes._REAPER_SLACK_S", 60.0)
     process = engine(start, port, IGNORE_TERM="1")
     said(process, "Starting vLLM server")
     process.ask_to_stop(600.0)
     began = time.monotonic()
     assert process.stop(0.1) == ()
     assert process.stop(0.1) == ()
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 50
 
 
 @pytest.mark.parametrize(

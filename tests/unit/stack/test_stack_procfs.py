@@ -43,11 +43,35 @@ def test_a_name_with_spaces_and_parentheses_is_read_right() -> None:
 
 def test_descendants_are_found_through_generations() -> None:
     def stat(pid: int, ppid: int) -> procfs.Stat:
-        return procfs.Stat(procfs.Proc(pid, 1), ppid, pid, "S")
+        return procfs.Stat(procfs.Proc(pid, 1), ppid, pid, pid, "S")
 
     table = {s.proc.pid: s for s in (stat(2, 1), stat(3, 2), stat(4, 3), stat(5, 1), stat(6, 9), stat(7, 2))}
     assert [s.proc.pid for s in procfs.descendants(2, table)] == [3, 7, 4]
     assert procfs.descendants(4, table) == []
+
+
+def test_a_session_is_told_by_its_number_and_a_recycled_leader_is_not_trusted() -> None:
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 600 & echo on; wait"], start_new_session=True, stdout=subprocess.PIPE
+    )
+    try:
+        assert shell.stdout is not None
+        shell.stdout.readline()
+        stat = procfs.read_stat(shell.pid)
+        assert stat is not None
+        assert stat.sid == shell.pid
+        assert len(procfs.session_of(stat.proc)) == 2
+        assert procfs.session_of(procfs.Proc(shell.pid, stat.proc.start - 1)) == []
+        shell.kill()
+        shell.wait()
+        left = procfs.session_of(stat.proc)
+        assert len(left) == 1, "the leader is dead, its session is not"
+        procfs.send(left[0].proc, signal.SIGKILL)
+    finally:
+        shell.kill()
+        shell.wait()
+        assert shell.stdout is not None
+        shell.stdout.close()
 
 
 def test_owners_are_judged_only_from_their_own_namespace() -> None:
