@@ -145,6 +145,7 @@ def test_quantile_says_nothing_rather_than_guess() -> None:
     assert HistogramDelta(0, 0, ((1.0, 0.0), (math.inf, 0.0))).quantile(0.5) is None
     assert HistogramDelta(2, 9, ((1.0, 0.0), (math.inf, 2.0))).quantile(0.5) is None
     assert HistogramDelta(2, 9).quantile(0.5) is None
+    assert HistogramDelta(4, 9, ((1.0, 2.0), (math.inf, 4.0))).quantile(0.5) == 1.0
     assert HistogramDelta(0, 0).mean is None
     with pytest.raises(ValueError, match="quantile"):
         HistogramDelta(1, 1).quantile(1.5)

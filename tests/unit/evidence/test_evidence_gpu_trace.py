@@ -61,10 +61,23 @@ def test_nothing_seen_is_unknown_never_clean() -> None:
     assert judge_throttle(both).status == "unknown"
 
 
+def test_the_worst_gpu_decides_and_the_dark_one_is_named() -> None:
+    cool = [Look(t, "GPU-1", 1980, 400.0, 50, (), False) for t in range(3)]
+    found = judge_throttle(summarise([*cool, *THROTTLED]))
+    assert (found.status, found.detail.split()[0]) == ("inconclusive", "GPU-0")
+    dark = judge_throttle(summarise([*cool, Look(0, "GPU-9")]))
+    assert dark.detail == "no busy sample of GPU-9"
+    one = [look(t, 1980, CAP if t == 0 else ()) for t in range(20)]
+    assert judge_throttle(summarise(one)).status == "clean"
+    assert judge_throttle(summarise(one[:19])).status == "inconclusive"
+
+
 def test_low_clocks_without_a_reason_are_pointed_out() -> None:
     rows = summarise([look(t, 1600) for t in range(4)])
     assert judge_throttle(rows, baseline_mhz=1980.0).detail == "clocks off: 1600 MHz, baseline 1980 MHz"
     assert judge_throttle(rows, baseline_mhz=1600.0).status == "clean"
+    mixed = summarise([look(0, 1600), Look(0, "GPU-1", 1980, 400.0, 50, (), False)])
+    assert judge_throttle(mixed, baseline_mhz=1980.0).status == "inconclusive"
     assert judge_throttle(rows).status == "clean"
 
 
@@ -72,6 +85,8 @@ def test_energy_comes_from_the_counter_or_from_power_over_time() -> None:
     counted = [Look(t, "GPU-0", power_w=1.0, energy_j=e) for t, e in ((0, 1000.0), (1, 1400.0), (2, 2000.0))]
     (row,) = summarise(counted)
     assert row.energy_j == 1000.0
+    reset = [Look(t, "GPU-0", power_w=2.0, energy_j=e) for t, e in ((0, 1000.0), (3, 5.0))]
+    assert summarise(reset)[0].energy_j == 6.0
     (integrated,) = summarise([Look(t, "GPU-0", power_w=w) for t, w in ((0, 100.0), (1, 300.0), (3, 300.0))])
     assert integrated.energy_j == 800.0
     (single,) = summarise([Look(0, "GPU-0", power_w=1.0)])

@@ -135,6 +135,7 @@ def test_mib_and_ranks() -> None:
     assert total.avg_mib == 48.0
     assert total.rate_mib_s == pytest.approx(1488.049, abs=0.001)
     assert total.mib_per_request(1) == 96.0
+    assert total.mib_per_request(2) == 48.0
     assert total.mib_per_request(0) is None
     rate = total.rate_mib_s
     assert rate is not None

@@ -135,6 +135,7 @@ def changed(measured: float, **stages: float | None) -> TtftSplit:
         (changed(130.0), "unexplained", 30.0),
         (changed(130.0, transfer=None), "unexplained", 30.0),
         (changed(100.5, transfer=45.0), "none", 0.0),
+        (changed(101.0, transfer=21.0), "transfer", 1.0),
     ],
 )
 def test_the_stage_that_moved_is_named(now: TtftSplit, stage: str, change: float) -> None:

@@ -235,6 +235,33 @@ def test_failures_are_told_apart_and_invalidate(series: str, field: str, words: 
     assert found.status is Status.PROVEN
 
 
+def test_newer_logs_fold_what_counters_keep_apart() -> None:
+    edits = []
+    for series, count in (("failed_transfers", 3), ("failed_notifications", 1), ("kv_expired_reqs", 4)):
+        label = f'vllm:nixl_num_{series}_total{{engine="0",model_name="m"}}'
+        edits.append((f"{label} 0.0", f"{label} {count}.0"))
+    found = judge(pages(text_of("vllm_prefill.prom"), edited("vllm_decode.prom", *edits)))
+    assert (found.failed_any, found.expired_requests) == (4, 4)
+    silent = without(text_of("vllm_decode.prom"), "failed_notifications")
+    dark = judge(pages(text_of("vllm_prefill.prom"), silent))
+    assert (dark.failed_any, dark.failed_transfers, dark.failed_notifications) == (None, 0, None)
+
+
+def test_an_empty_window_proves_nothing_and_divides_by_nothing() -> None:
+    found = judge(BEFORE, Expected(0, 0, 0))
+    assert found.status is Status.UNKNOWN
+    assert (found.transfers, found.transfers_per_request, found.transfer_rate) == (0, None, None)
+    unsent = judge(BEFORE, SENT)
+    assert unsent.status is Status.BYPASSED
+
+
+def test_one_token_that_moved_is_no_transfer_of_a_request() -> None:
+    counts = Counts(10, 10, computed=40959, cached=0, transferred=1)
+    path = judge_path(counts, SENT)
+    assert (path.status, path.proven) == (Status.BYPASSED, 0)
+    assert path.detail == "0 of 10 by tokens (recompute share 1)"
+
+
 def test_a_retry_is_a_second_request_on_the_server() -> None:
     text = edited("vllm_prefill.prom", ('finished_reason="length"} 10.0', 'finished_reason="length"} 11.0'))
     found = judge(pages(text, text_of("vllm_decode.prom")))
