@@ -211,14 +211,16 @@ def test_a_clock_that_goes_backwards_is_refused(root: Path) -> None:
 
 def test_slow_drift_cannot_ratchet_the_baseline(root: Path) -> None:
     """Each launch 0.7 % slower than the last and every one accepted: the sum must not pass unseen."""
-    night, tps, refused = Night(root), 1000.0, None
+    night, tps, refused, note = Night(root), 1000.0, 0.0, ""
     for day in range(40):
         change = night.store(tps, day)
         if change.action is Action.REFUSED:
-            refused = tps
+            refused, note = tps, change.note
             break
         tps /= 1.007
-    assert refused is not None and refused > 900, f"drifted to {tps}"
+    assert refused > 910 and "output_tps has crept" in note, f"drifted to {tps}"
+    assert night.store(tps, 50, reason="accepted drift").action is Action.PINNED
+    assert night.values == [float(f"{tps:.4g}")]
 
 
 def test_four_percent_steps_go_red_at_the_second(root: Path) -> None:
