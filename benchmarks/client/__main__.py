@@ -16,13 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.client.clients import CLIENTS
 from benchmarks.client.load import Load, Report
 from benchmarks.client.score import Score, score
+from benchmarks.client.tools import TOOLS, run_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,26 +78,33 @@ def null_server(folder: Path, core: int) -> Iterator[str]:
         process.wait(60)
 
 
-def measure(client: str, load: Load, folder: Path, where: Cores) -> Score:
+def measure(
+    client: str, load: Load, folder: Path, where: Cores, tools: Mapping[str, Path], tokenizer: str
+) -> Score:
     """One run of one client against a fresh server."""
     out = folder / "report.json"
     with null_server(folder, where.server) as url:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.client.clients",
-                client,
-                url,
-                json.dumps(asdict(load)),
-                str(out),
-            ],
-            cwd=ROOT,
-        )
-        os.sched_setaffinity(process.pid, {where.client})
-        if process.wait(300):
-            raise SystemExit(f"client {client} failed")
-    return score(load, Report.read(out), json.loads((folder / "truth.json").read_text()))
+        if client in tools:
+            with tempfile.TemporaryDirectory() as work:
+                report = run_tool(client, tools[client], url, load, tokenizer, Path(work), where.client)
+        else:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.client.clients",
+                    client,
+                    url,
+                    json.dumps(asdict(load)),
+                    str(out),
+                ],
+                cwd=ROOT,
+            )
+            os.sched_setaffinity(process.pid, {where.client})
+            if process.wait(300):
+                raise SystemExit(f"client {client} failed")
+            report = Report.read(out)
+    return score(load, report, json.loads((folder / "truth.json").read_text()))
 
 
 COLUMNS = (
@@ -132,13 +140,26 @@ def main() -> None:
         "--loads", default="", help="names, separated by ';'; `all`; default: " + "; ".join(DEFAULT)
     )
     parser.add_argument("--json", type=Path, help="also write every score here")
+    parser.add_argument(
+        "--tool",
+        action="append",
+        default=[],
+        metavar="NAME=ENVIRONMENT",
+        help=f"also run this program from its environment's bin/; NAME of {', '.join(TOOLS)}",
+    )
+    parser.add_argument("--tokenizer", default="", help="folder of a tokenizer, which the programs need")
     options = parser.parse_args()
+    tools = {name: Path(env).resolve() for name, _, env in (item.partition("=") for item in options.tool)}
+    if tools and not options.tokenizer:
+        parser.error("--tool needs --tokenizer FOLDER")
     names = list(LOADS) if options.loads == "all" else [n for n in options.loads.split(";") if n] or DEFAULT
     clients = options.clients.split(",")
-    for kind, asked, known in (("load", names, list(LOADS)), ("client", clients, list(CLIENTS))):
+    kinds = (("load", names, [*LOADS]), ("client", clients, [*CLIENTS]), ("tool", [*tools], [*TOOLS]))
+    for kind, asked, known in kinds:
         unknown = [name for name in asked if name not in known]
         if unknown:
             parser.error(f"no {kind} {unknown[0]!r}; known: {'; '.join(known)}")
+    clients += tools
     where = cores()
     print(f"server on core {where.server}, client on core {where.client}, {options.rounds} rounds, medians\n")
     everything: dict[str, dict[str, list[Score]]] = {}
@@ -148,7 +169,7 @@ def main() -> None:
             found: dict[str, list[Score]] = {client: [] for client in clients}
             for _ in range(options.rounds):
                 for client in clients:
-                    found[client].append(measure(client, load, Path(folder), where))
+                    found[client].append(measure(client, load, Path(folder), where, tools, options.tokenizer))
             everything[name] = found
             true = found[clients[0]][0].ttft_true_p50
             print(f"{name}: {load.events_per_s:,.0f} events/s, true TTFT p50 {true:.2f} ms")

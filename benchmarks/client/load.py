@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 
@@ -54,6 +54,9 @@ class Report:
     cpu_s: float
     lag_ns: list[int]
     bytes_per_event: float | None = None
+    ttft_ms: dict[str, float] = field(default_factory=dict)
+    """For programs that report durations only: request id -> TTFT; then `rows` is empty."""
+    gaps_ms: dict[str, list[float]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Store as JSON."""

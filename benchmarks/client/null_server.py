@@ -135,11 +135,13 @@ class NullServer:
         if len(body) < int(headers.get(b"content-length", 0)):
             return
         peer.raw = b""
-        if head.startswith(b"GET"):
+        if head.startswith(b"POST /v1/completions "):
+            self.start(peer, headers, json.loads(body))
+        elif head.startswith(b"GET /v1/models "):
             answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
             peer.sock.send(answer % (len(MODELS), MODELS))
-            return
-        self.start(peer, headers, json.loads(body))
+        else:
+            peer.sock.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     def start(self, peer: Peer, headers: dict[bytes, bytes], body: dict[str, object]) -> None:
         """Answer with a head now and events on schedule."""

@@ -17,9 +17,9 @@ class Score:
     """Errors in ms; an event's error is reported arrival - the moment before its send."""
 
     events: int
-    event_p50: float
-    event_p99: float
-    event_max: float
+    event_p50: float | None
+    event_p99: float | None
+    event_max: float | None
     ttft_true_p50: float
     ttft_p50: float
     ttft_p99: float
@@ -36,27 +36,36 @@ class Score:
 
 
 def score(load: Load, report: Report, truth: dict[str, list[int]]) -> Score:
-    """Match events by request id and position. Raises ValueError when a client lost or invented events."""
-    errors, ttft_errors, true_ttft, gaps, true_gaps = [], [], [], [], []
-    for name, (sent, *events) in report.rows.items():
-        received, *sends = truth[name]
-        if len(events) != len(sends):
-            raise ValueError(f"request {name}: {len(events)} events reported, {len(sends)} sent")
-        seen, real = np.asarray(events, dtype=np.int64), np.asarray(sends, dtype=np.int64)
-        errors.append((seen - real) / 1e6)
-        true_ttft.append((real[0] - received) / 1e6)
-        ttft_errors.append(abs((seen[0] - sent) / 1e6 - true_ttft[-1]))
-        gaps.append(np.diff(seen) / 1e6)
-        true_gaps.append(np.diff(real) / 1e6)
-    pooled = np.concatenate(errors)
-    reported99, true99 = (float(np.percentile(np.concatenate(g), 99)) for g in (gaps, true_gaps))
+    """Match events by request id and position. Raises ValueError when a client lost or invented requests or events."""
+    known = [name for name in (report.rows or report.ttft_ms) if name in truth]
+    if len(known) != load.requests:
+        raise ValueError(f"{len(known)} of {load.requests} requests are known to both client and server")
+    real = {name: np.asarray(truth[name], dtype=np.int64) for name in known}
+    true_ttft = {name: float(stamps[1] - stamps[0]) / 1e6 for name, stamps in real.items()}
+    true_gaps = np.concatenate([np.diff(stamps[1:]) / 1e6 for stamps in real.values()])
+    errors = np.zeros(0)
+    if report.rows:
+        seen = {name: np.asarray(report.rows[name], dtype=np.int64) for name in known}
+        for name in known:
+            if seen[name].size != real[name].size:
+                raise ValueError(
+                    f"request {name}: {seen[name].size - 1} events, {real[name].size - 1} were sent"
+                )
+        errors = np.concatenate([(seen[name][1:] - real[name][1:]) / 1e6 for name in known])
+        ttft = {name: float(stamps[1] - stamps[0]) / 1e6 for name, stamps in seen.items()}
+        gaps = np.concatenate([np.diff(stamps[1:]) / 1e6 for stamps in seen.values()])
+    else:
+        ttft = report.ttft_ms
+        gaps = np.concatenate([np.asarray(report.gaps_ms[name]) for name in known])
+    ttft_errors = np.asarray([abs(ttft[name] - true_ttft[name]) for name in known])
+    reported99, true99 = float(np.percentile(gaps, 99)), float(np.percentile(true_gaps, 99))
     lag = np.asarray(report.lag_ns, dtype=np.float64) / 1e6
     return Score(
-        events=pooled.size,
-        event_p50=float(np.percentile(pooled, 50)),
-        event_p99=float(np.percentile(pooled, 99)),
-        event_max=float(pooled.max()),
-        ttft_true_p50=float(np.median(true_ttft)),
+        events=int(sum(stamps.size - 1 for stamps in real.values())),
+        event_p50=_percentile(errors, 50),
+        event_p99=_percentile(errors, 99),
+        event_max=_percentile(errors, 100),
+        ttft_true_p50=float(np.median(list(true_ttft.values()))),
         ttft_p50=float(np.percentile(ttft_errors, 50)),
         ttft_p99=float(np.percentile(ttft_errors, 99)),
         itl_true_p99=true99,
