@@ -39,15 +39,18 @@ DEFAULTS: Mapping[str, FlagValue] = {
 """Flags that a topology may override."""
 
 
-def launch_flags(router: RouterInstance) -> list[str]:
-    """Everything of the command line but the workers. Raises UsageProblem for args that the launcher decides."""
+def launch_flags(router: RouterInstance, own: Mapping[str, FlagValue] | None = None) -> list[str]:
+    """Everything of the command line but the workers; `own` are the product's own defaults.
+
+    Raises UsageProblem for args that the launcher decides.
+    """
     given = {key.replace("-", "_"): value for key, value in router.spec.args.items()}
     wrong = sorted(OWNED & given.keys())
     if wrong:
         raise UsageProblem(f"router.args.{wrong[0]} is decided by the launcher; leave it out of the topology")
     out = ["--host", router.host, "--port", str(router.port), "--policy", router.spec.policy]
     out += ["--prometheus-host", router.host, "--prometheus-port", str(router.metrics_port)]
-    return out + switches({**DEFAULTS, **given})
+    return out + switches({**DEFAULTS, **(own or {}), **given})
 
 
 def switches(args: Mapping[str, FlagValue]) -> list[str]:

@@ -8,8 +8,10 @@ send.
 
 from __future__ import annotations
 
+import secrets
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -117,8 +119,11 @@ def direct_request(
     *,
     timeout_s: float,
 ) -> bool:
-    """Send both legs of one request as vLLM wants them; False when the connector has no such protocol."""
+    """Send both legs of one request as the engine wants them; False when there is no such protocol."""
     connector = plan.topology.kv_transfer.connector if plan.topology.kv_transfer else None
+    if "generate_ids" in plan.engine.supported_prompts() and connector in ("nixl", "mooncake"):
+        _meet_in_a_room(plan, prefill, decode, number, http, watched, timeout_s=timeout_s)
+        return True
     if "token_ids" not in plan.engine.supported_prompts() or connector not in ("nixl", "mooncake"):
         return False
     what = f"first request from {prefill.id} to {decode.id}"
@@ -152,6 +157,35 @@ def direct_request(
         what, lambda: ask(http, decode.url, path, last, want=TOKENS, timeout_s=timeout_s, headers=headers)
     )
     return True
+
+
+def _meet_in_a_room(
+    plan: LaunchPlan,
+    prefill: Instance,
+    decode: Instance,
+    number: int,
+    http: httpx.Client,
+    watched: Watched,
+    *,
+    timeout_s: float,
+) -> None:
+    """Both legs at once, as SGLang wants them: neither is answered before the other has come."""
+    path, body = body_of(
+        plan.served_model, prompt(number, _length(plan)), TOKENS, form="generate_ids", stream=False
+    )
+    body |= {
+        "bootstrap_host": prefill.host,
+        "bootstrap_port": prefill.ports.bootstrap,
+        "bootstrap_room": secrets.randbits(63),
+    }
+
+    def both() -> Answer:
+        with ThreadPoolExecutor(1) as side:
+            first = side.submit(ask, http, prefill.url, path, body, want=1, timeout_s=timeout_s)
+            last = ask(http, decode.url, path, body, want=TOKENS, timeout_s=timeout_s)
+            return first.result() if first.result().error else last
+
+    watched(f"first request from {prefill.id} to {decode.id}", both)
 
 
 def _mooncake_engine_id(http: httpx.Client, bootstrap: str) -> str | None:
