@@ -174,21 +174,28 @@ def owner_alive(marker: str) -> bool | None:
 def oom_kills() -> dict[str, int]:
     """Counters of kernel OOM kills: `cgroup` (ours and below) and `system`; a missing key is unknown."""
     out: dict[str, int] = {}
-    try:
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                events = Path("/sys/fs/cgroup") / line[3:].lstrip("/") / "memory.events"
-                for row in events.read_text().splitlines():
-                    key, _, value = row.partition(" ")
-                    if key == "oom_kill":
-                        out["cgroup"] = int(value)
-    except (OSError, ValueError):
-        pass
-    try:
-        for row in Path("/proc/vmstat").read_text().splitlines():
-            key, _, value = row.partition(" ")
-            if key == "oom_kill":
-                out["system"] = int(value)
-    except (OSError, ValueError):
-        pass
+    for line in _lines(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            file = Path("/sys/fs/cgroup", path.lstrip("/"), "memory.events")
+        elif "memory" in controllers.split(","):
+            file = Path("/sys/fs/cgroup/memory", path.lstrip("/"), "memory.oom_control")
+        else:
+            continue
+        _count(out, "cgroup", file)
+    _count(out, "system", Path("/proc/vmstat"))
     return out
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def _count(out: dict[str, int], name: str, file: Path) -> None:
+    for line in _lines(file):
+        key, _, value = line.partition(" ")
+        if key == "oom_kill" and value.strip().isdigit():
+            out[name] = int(value)

@@ -207,10 +207,9 @@ class Reaper:
                 return
             if pid == self.child and self.child_status is None:
                 self.child_status = os.waitstatus_to_exitcode(status)
+                # Its last words belong in the log before anybody hears of its end.
                 if self.output is not None:
-                    self._pump(
-                        self.output
-                    )  # its last words belong in the log before anybody hears of its end
+                    self._pump(self.output)
                 self.log.flush_partial(0.0)
                 after = procfs.oom_kills()
                 grew = {k: after[k] - v for k, v in self.oom_before.items() if after.get(k, v) > v}

@@ -97,6 +97,10 @@ def test_the_session_of_a_marked_leader_is_found_whole(run_id: str, dead_owner: 
     ) as leader:
         assert leader.stdout is not None
         leader.stdout.readline()
+        stat = procfs.read_stat(leader.pid)
+        assert stat is not None
+        while not any(procfs.environ(s.proc.pid) == {} for s in procfs.session_of(stat.proc)):
+            time.sleep(0.02)  # until env has dropped the marker
         found = find_leftovers(run_id)
         assert len(found) == 2
         assert {f.instance for f in found} == {"decode-0"}
