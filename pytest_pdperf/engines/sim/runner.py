@@ -36,6 +36,8 @@ class Runner:
         self._on_transfer = on_transfer
         self._unseen: deque[tuple[float, Step]] = deque()
         self._seen_s = 0.0
+        self._lag_s = jitter()
+        """How long after its end the next step is to be seen; drawn ahead, so that one wake-up serves both."""
         self._wanting: deque[tuple[Sequence, Callable[[], None]]] = deque()
 
     def submit(self, seq: Sequence, at: float) -> None:
@@ -83,7 +85,8 @@ class Runner:
         """Do everything that is due."""
         now = self._clock()
         for step in self.scheduler.advance(now):
-            self._seen_s = max(self._seen_s, step.end_s + self._jitter())
+            self._seen_s = max(self._seen_s, step.end_s + self._lag_s)
+            self._lag_s = self._jitter()
             self._unseen.append((self._seen_s, step))
         while self._unseen and self._unseen[0][0] <= now:
             step = self._unseen.popleft()[1]
@@ -106,7 +109,10 @@ class Runner:
             granted()
 
     def _arm(self) -> None:
-        due = [t for t in (self.scheduler.next_time(), self.link.next_time()) if t is not None]
-        if self._unseen:
-            due.append(self._unseen[0][0])
-        self.timer.set(min(due) if due else None)
+        due = self.link.next_time()
+        step = self.scheduler.next_time()
+        if step is not None and (due is None or step + self._lag_s < due):
+            due = step + self._lag_s
+        if self._unseen and (due is None or self._unseen[0][0] < due):
+            due = self._unseen[0][0]
+        self.timer.set(due)

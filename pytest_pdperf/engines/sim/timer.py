@@ -13,10 +13,11 @@ _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK = os.O_NONBLOCK
 _TFD_CLOEXEC = os.O_CLOEXEC
 _TFD_TIMER_ABSTIME = 1
+_RANG = -1.0
 
 
 class Timer(Protocol):
-    """One alarm that can be moved: `callback` runs soon after the moment set last."""
+    """One alarm that can be moved: `callback` runs soon after the moment set last, and now and then for nothing."""
 
     def set(self, when: float | None) -> None:
         """Move the alarm to `when` on time.monotonic(), or take it away."""
@@ -52,9 +53,11 @@ class KernelTimer:
 
     def set(self, when: float | None) -> None:
         """Move the alarm; a moment in the past rings at once."""
-        if when == self._when:
-            return
-        self._when = when
+        if when != self._when:
+            self._when = when
+            self._write(when)
+
+    def _write(self, when: float | None) -> None:
         value = self._spec.it_value
         if when is None:
             value.tv_sec = value.tv_nsec = 0
@@ -71,12 +74,12 @@ class KernelTimer:
             self._fd = -1
 
     def _ring(self) -> None:
-        try:
-            os.read(self._fd, 8)
-        except BlockingIOError:
-            return
-        self._when = None
+        # Setting a timerfd anew also clears its expiry, which saves reading it.
+        self._when = _RANG
         self._callback()
+        if self._when == _RANG:
+            self._when = None
+            self._write(None)
 
 
 class LoopTimer:
