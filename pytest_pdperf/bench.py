@@ -30,10 +30,11 @@ from .measure.cell_result import CellResult
 from .measure.records import CellRecords
 from .measure.summarise import summarise
 from .options import Settings
-from .spec.topology import Kind, Topology
+from .spec.topology import Kind, Role, Topology
 from .spec.workload import Cell
 from .stack.greedy import probe
 from .stack.launch import Stack, launch
+from .stack.pairs import probe_pair
 from .stack.plan import LaunchPlan, check_model, plan_launch
 from .stack.ports import PortRegistry
 
@@ -99,9 +100,10 @@ class Bench:
             router.check(self._inputs.programs)
             if not engine.simulated:
                 check_model(self._inputs.model)
-            if not router.supported_prompts() & engine.supported_prompts():
+            if exact_form(engine.supported_prompts() & router.supported_prompts()) is None:
                 raise UsageProblem(
-                    f"topology {topology.name}: router {router.name} passes on no prompt form that {engine.name} takes"
+                    f"topology {topology.name}: token-id prompts, which alone have an exact length, do not get through "
+                    f"router {router.name} to engine {engine.name}; leave router.name out for the engine's usual one"
                 )
             if topology.router.port is not None:
                 self._ports.release(
@@ -246,25 +248,31 @@ class Bench:
 
     def _target(self, stack: Stack) -> Target:
         topology = self.launch.topology
-        prompts = (
-            self._inputs.engines[topology.name].supported_prompts()
-            & self._inputs.routers[topology.name].supported_prompts()
-        )
         limit = self._inputs.engine_args.get("max_model_len", topology.engine_args.get("max_model_len"))
         return Target(
             url=stack.url,
             model=stack.model,
-            api="completions" if prompts & {"token_ids", "text"} else "generate",
+            api="generate" if exact_form(stack.plan.prompt_forms()) == "generate_ids" else "completions",
             vocab=prompt_vocabulary(self._inputs.model),
             max_context=limit if isinstance(limit, int) else None,
         )
 
     def greedy_answers(self, stack: Stack, length: int, count: int) -> dict[str, tuple[int, ...]]:
-        """Greedy tokens of one fixed prompt: through the router, from each engine alone, and from earlier stacks."""
+        """Greedy tokens of one fixed prompt: through the router, without it, and from earlier stacks.
+
+        Without it means from each engine alone, or, where a role cannot serve alone (SGLang), from each pair directly.
+        """
         prompt = tuple(100 + (7 * i) % 1009 for i in range(length))
-        answers = {"through the router": probe(stack.url, stack.model, prompt, count)}
-        for name, url in stack.role_urls.items():
-            answers[f"{name} alone"] = probe(url, stack.model, prompt, count)
+        form = exact_form(stack.plan.prompt_forms()) or "token_ids"
+        answers = {"through the router": probe(stack.url, stack.model, prompt, count, form=form)}
+        if form == "generate_ids" and stack.plan.topology.kind is Kind.PD:
+            for prefill in stack.plan.of_role(Role.PREFILL):
+                for decode in stack.plan.of_role(Role.DECODE):
+                    place = f"{prefill.id} to {decode.id} directly"
+                    answers[place] = probe_pair(stack.plan, prefill, decode, prompt, count)
+        else:
+            for name, url in stack.role_urls.items():
+                answers[f"{name} alone"] = probe(url, stack.model, prompt, count, form=form)
         earlier = self._greedy.setdefault(length, {})
         answers |= {place: tokens for place, tokens in earlier.items() if place != self.launch.id}
         earlier[self.launch.id] = answers["through the router"]
@@ -320,6 +328,11 @@ class Bench:
             orjson.dumps(environment.to_json(), option=orjson.OPT_INDENT_2)
         )
         return environment
+
+
+def exact_form(forms: frozenset[str]) -> str | None:
+    """The form in which prompts of exact length can be sent, None when only text gets through."""
+    return next((form for form in ("token_ids", "generate_ids") if form in forms), None)
 
 
 def prompt_vocabulary(model: str) -> tuple[int, int]:

@@ -87,7 +87,7 @@ def positive_count(text: str) -> int:
 OPTIONS: tuple[Option, ...] = (
     Option(
         "engine",
-        "engine to bring up: vllm, sglang, or sim for simulated engines without any GPU (default: vllm)",
+        "engine to bring up: vllm, sglang, or, without any GPU, sim and sim-sglang for simulated ones (default: vllm)",
         metavar="NAME",
         starts_suite=True,
     ),
@@ -214,8 +214,8 @@ class Settings:
 
     @property
     def simulated(self) -> bool:
-        """True for `--engine sim`."""
-        return bool(self.values["engine"] == "sim")
+        """True for `--engine sim` and `--engine sim-...`: the registry of engines keeps to such names."""
+        return str(self.values["engine"]).split("-")[0] == "sim"
 
 
 def resolve(command_line: Callable[[str], Any], ini: Callable[[str], Any]) -> Settings:

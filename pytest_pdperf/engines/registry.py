@@ -15,7 +15,7 @@ ENGINES = {
     "sim-sglang": "pytest_pdperf.engines.sim.sglang_engine",
     "vllm": "pytest_pdperf.engines.vllm",
 }
-"""Name on the command line -> module that holds `ENGINE`."""
+"""Name on the command line -> module that holds `ENGINE`. Simulated engines, and no others, are called `sim[-...]`."""
 
 
 def get_engine(name: str) -> Engine:

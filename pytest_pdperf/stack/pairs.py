@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -19,7 +19,7 @@ import httpx
 
 from pytest_pdperf.engines.base import Instance
 from pytest_pdperf.spec.topology import Kind, Role
-from pytest_pdperf.stack.greedy import Answer, ask, body_of
+from pytest_pdperf.stack.greedy import Answer, ProbeError, ask, body_of, client
 from pytest_pdperf.stack.plan import LaunchPlan
 
 PROMPT_TOKENS = 160
@@ -122,7 +122,11 @@ def direct_request(
     """Send both legs of one request as the engine wants them; False when there is no such protocol."""
     connector = plan.topology.kv_transfer.connector if plan.topology.kv_transfer else None
     if "generate_ids" in plan.engine.supported_prompts() and connector in ("nixl", "mooncake"):
-        _meet_in_a_room(plan, prefill, decode, number, http, watched, timeout_s=timeout_s)
+        ids = prompt(number, _length(plan))
+        watched(
+            f"first request from {prefill.id} to {decode.id}",
+            lambda: meet_in_a_room(plan, prefill, decode, ids, TOKENS, http, timeout_s=timeout_s),
+        )
         return True
     if "token_ids" not in plan.engine.supported_prompts() or connector not in ("nixl", "mooncake"):
         return False
@@ -159,33 +163,48 @@ def direct_request(
     return True
 
 
-def _meet_in_a_room(
+def probe_pair(
     plan: LaunchPlan,
     prefill: Instance,
     decode: Instance,
-    number: int,
+    prompt_ids: Sequence[int],
+    n: int,
+    *,
+    timeout_s: float = 120.0,
+) -> tuple[int, ...]:
+    """The first `n` greedy tokens for a prompt from one pair of SGLang's roles, past the router.
+
+    Neither role serves alone there. Raises ProbeError when the request fails or the tokens are not all named.
+    """
+    with client() as http:
+        answer = meet_in_a_room(plan, prefill, decode, prompt_ids, n, http, timeout_s=timeout_s)
+    if answer.error or len(answer.tokens) != n:
+        what = answer.error or f"{len(answer.tokens)} token ids for {n} tokens"
+        raise ProbeError(f"probe from {prefill.id} to {decode.id}: {what}")
+    return answer.tokens
+
+
+def meet_in_a_room(
+    plan: LaunchPlan,
+    prefill: Instance,
+    decode: Instance,
+    prompt_ids: Sequence[int],
+    n: int,
     http: httpx.Client,
-    watched: Watched,
     *,
     timeout_s: float,
-) -> None:
+) -> Answer:
     """Both legs at once, as SGLang wants them: neither is answered before the other has come."""
-    path, body = body_of(
-        plan.served_model, prompt(number, _length(plan)), TOKENS, form="generate_ids", stream=False
-    )
+    path, body = body_of(plan.served_model, prompt_ids, n, form="generate_ids", stream=False)
     body |= {
         "bootstrap_host": prefill.host,
         "bootstrap_port": prefill.ports.bootstrap,
         "bootstrap_room": secrets.randbits(63),
     }
-
-    def both() -> Answer:
-        with ThreadPoolExecutor(1) as side:
-            first = side.submit(ask, http, prefill.url, path, body, want=1, timeout_s=timeout_s)
-            last = ask(http, decode.url, path, body, want=TOKENS, timeout_s=timeout_s)
-            return first.result() if first.result().error else last
-
-    watched(f"first request from {prefill.id} to {decode.id}", both)
+    with ThreadPoolExecutor(1) as side:
+        first = side.submit(ask, http, prefill.url, path, body, want=1, timeout_s=timeout_s)
+        last = ask(http, decode.url, path, body, want=n, timeout_s=timeout_s)
+        return first.result() if first.result().error else last
 
 
 def _mooncake_engine_id(http: httpx.Client, bootstrap: str) -> str | None:
