@@ -33,6 +33,15 @@ def test_one_launch_each_leans_on_the_prior() -> None:
     assert "1+1 launches, unpaired" in found.text()
 
 
+def test_paired_by_hand() -> None:
+    found = compare([10.0, 12.0], [20.0, 22.0], 0.05, paired=True)
+    differences = [math.log(0.5), math.log(12 / 22)]
+    spread = (differences[0] - differences[1]) ** 2 / 2
+    variance = (8 * 2 * 0.05**2 + spread) / 9
+    assert math.log(found.value) == pytest.approx(sum(differences) / 2)
+    assert math.log(found.high / found.value) == pytest.approx(t_quantile(0.975, 9) * math.sqrt(variance / 2))
+
+
 def test_unpaired_by_hand() -> None:
     found = compare([10.0, 11.0, 12.0], [100.0, 100.0], 0.05)
     logs = [math.log(v) for v in (10.0, 11.0, 12.0)]
