@@ -1,0 +1,185 @@
+"""Puts runs side by side: which columns there are, which cells, and what is missing at each crossing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_pdperf.measure.cell_result import MetricValue
+from pytest_pdperf.measure.table import METRICS
+
+from .outcomes import CellOutcome
+from .source import Hole, Run, launch_id
+
+_CELL = re.compile(r"in(?P<input>\d+(?:-\d+)?)-out(?P<output>\d+)(?:-c(?P<clients>\d+))?")
+USELESS = frozenset({"INVALID"})
+"""Verdicts after which no performance may be read from a cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One column of a comparison: a topology of a run, once for each launch."""
+
+    run: Run
+    topology: str
+    launch: int
+    kind: str
+    label: str
+    """Distinct in its report."""
+    colour: int
+    """Position of its (run, topology): launches of one topology share a colour."""
+
+    @property
+    def id(self) -> str:
+        """Folder name of its launch."""
+        return launch_id(self.topology, self.launch)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cell over all series: an outcome or the reason why there is none."""
+
+    cell: str
+    shape: str
+    """`512/256`, or empty for a cell that is not one shape."""
+    concurrency: int | None
+    entries: tuple[tuple[Series, CellOutcome | Hole], ...]
+
+    def outcomes(self) -> list[tuple[Series, CellOutcome]]:
+        """The crossings that hold a result."""
+        return [(series, entry) for series, entry in self.entries if isinstance(entry, CellOutcome)]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """All cells of a report in order, and its columns."""
+
+    runs: tuple[Run, ...]
+    series: tuple[Series, ...]
+    rows: tuple[Row, ...]
+
+    def shapes(self) -> dict[str, list[Row]]:
+        """Rows by shape in order of appearance, by rising concurrency; cells that are not one shape under ''."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.shape, []).append(row)
+        return {
+            shape: sorted(rows, key=lambda r: r.concurrency or 0) if shape else rows
+            for shape, rows in found.items()
+        }
+
+    def reference(self, series: Series) -> Series | None:
+        """What a column is held against where no baseline is.
+
+        The same topology of the first run; else the first aggregated topology of its own run, else that of the
+        first run. None for the column that the others are held against.
+        """
+        first = self.runs[0]
+        same = [s for s in self.series if s.run is first and s.topology == series.topology and s.launch == 1]
+        if series.run is not first and same:
+            return same[0]
+        for run in (series.run, first):
+            plain = [s for s in self.series if s.run is run and s.kind == "aggregated" and s.launch == 1]
+            if plain:
+                return plain[0] if plain[0].topology != series.topology or run is not series.run else None
+        return None
+
+
+def build_grid(runs: Sequence[Run]) -> Grid:
+    """Cross every series with every cell. Cells keep the order of their runs."""
+    series = _series(runs)
+    found: dict[tuple[int, str, int, str], CellOutcome | Hole] = {}
+    cells: dict[str, None] = {}
+    for number, run in enumerate(runs):
+        for outcome in run.outcomes:
+            cells.setdefault(outcome.result.cell)
+            found[(number, outcome.topology, outcome.launch, outcome.result.cell)] = outcome
+    for number, run in enumerate(runs):
+        for hole in run.holes:
+            cells.setdefault(hole.cell)
+            found.setdefault((number, hole.topology, hole.launch, hole.cell), hole)
+    place = {id(run): number for number, run in enumerate(runs)}
+    rows = []
+    for cell in cells:
+        entries = tuple(
+            (
+                one,
+                found.get(
+                    (place[id(one.run)], one.topology, one.launch, cell),
+                    Hole(one.topology, one.launch, cell, "not measured in this run"),
+                ),
+            )
+            for one in series
+        )
+        rows.append(Row(cell, *_shape(cell), entries))
+    return Grid(tuple(runs), series, tuple(rows))
+
+
+def _series(runs: Sequence[Run]) -> tuple[Series, ...]:
+    columns: dict[tuple[int, str, int], str] = {}
+    for number, run in enumerate(runs):
+        for outcome in run.outcomes:
+            columns.setdefault((number, outcome.topology, outcome.launch), outcome.kind)
+    for number, run in enumerate(runs):
+        for hole in run.holes:
+            columns.setdefault((number, hole.topology, hole.launch), "")
+    owners: dict[str, set[int]] = {}
+    for number, topology, _ in columns:
+        owners.setdefault(topology, set()).add(number)
+    colours: dict[tuple[int, str], int] = {}
+    found = []
+    for (number, topology, launch), kind in columns.items():
+        colour = colours.setdefault((number, topology), len(colours))
+        label = topology if len(owners[topology]) == 1 else f"{topology} ({_run_name(runs, number)})"
+        label += f" #{launch}" if launch != 1 else ""
+        found.append(Series(runs[number], topology, launch, kind, label, colour))
+    return tuple(found)
+
+
+def _run_name(runs: Sequence[Run], number: int) -> str:
+    """Name of a run, with its position where two runs have the same name."""
+    name = runs[number].name
+    return name if sum(run.name == name for run in runs) == 1 else f"{name}, {number + 1}"
+
+
+def _shape(cell: str) -> tuple[str, int | None]:
+    match = _CELL.fullmatch(cell)
+    if match is None:
+        return "", None
+    return f"{match['input']}/{match['output']}", int(match["clients"]) if match["clients"] else None
+
+
+def metric_of(outcome: CellOutcome, metric: str) -> MetricValue | None:
+    """The metric when it was measured, else None: a hole is never a number."""
+    found = outcome.result.metrics.get(metric)
+    return found if found is not None and found.value is not None else None
+
+
+def usable(outcome: CellOutcome) -> bool:
+    """Whether performance may be read from a cell."""
+    return outcome.verdict not in USELESS and not outcome.result.invalid
+
+
+def best_of(row: Row, metric: str) -> Series | None:
+    """The series with the better value, None where fewer than two topologies or runs have one, or they are equal."""
+    known = [
+        (METRICS[metric].direction * value.value, series)
+        for series, outcome in row.outcomes()
+        if usable(outcome) and (value := metric_of(outcome, metric)) is not None and value.value is not None
+    ]
+    if len({series.colour for _, series in known}) < 2 or len({score for score, _ in known}) < 2:
+        return None
+    return min(known, key=lambda pair: pair[0])[1]
+
+
+def worsening(metric: str, value: float, reference: float) -> float | None:
+    """Relative change signed so that + is worse: 0.1 is 10 % slower, or 10 % less throughput. None without a ratio."""
+    if reference <= 0 or value < 0:
+        return None
+    return METRICS[metric].direction * (value / reference - 1)
+
+
+def throughput_metric(runs: Sequence[Run]) -> str:
+    """The steady-window rate, or the rate over the wall time when a published table stands beside it."""
+    return "output_tps_wall" if any(run.published for run in runs) else "output_tps"
