@@ -208,6 +208,12 @@ def test_islands_of_recorded_machines(inventory: Recorded) -> None:
     assert box.islands()[box.gpus[0].uuid] == box.islands()[box.gpus[2].uuid]
 
 
+def test_a_path_that_nobody_recorded_is_unknown(inventory: Recorded) -> None:
+    box, stranger = inventory("hgx-h100-8x"), inventory("hgx-h200-8x").gpus[0]
+    assert box.link(box.gpus[0], stranger) == "?"
+    assert box.link(box.gpus[0], box.gpus[7]) == "NV18"
+
+
 def test_an_island_is_joined_pair_by_pair() -> None:
     """Two quads with single links between them, as in boxes without a switch: a path is not an island."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+import pytest_pdperf
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.loader import (
     available,
@@ -235,6 +236,26 @@ def test_names_that_do_not_work(names: list[str], message: str) -> None:
     with pytest.raises(UsageProblem) as caught:
         find_topologies(names, SHIPPED)
     assert message in str(caught.value)
+
+
+def test_an_installed_package_ships_its_own_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "pytest_pdperf"
+    package.mkdir()
+    (tmp_path / "fixtures" / "topologies").mkdir(parents=True)
+    monkeypatch.setattr(pytest_pdperf, "__file__", str(package / "__init__.py"))
+    assert shipped_fixtures() == package / "_fixtures", "a neighbour called fixtures is not ours"
+    (tmp_path / "pyproject.toml").touch()
+    assert shipped_fixtures() == tmp_path / "fixtures"
+
+
+def test_a_misspelt_path_names_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(PD)
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(
+        UsageProblem, match=r"no topology file '.*mien\.yaml'; did you mean '.*mine\.yaml'\?"
+    ) as caught:
+        find_topologies([str(tmp_path / "mien.yaml")], [])
+    assert "mine.txt" not in str(caught.value)
 
 
 def test_unknown_workload_and_empty_folders(tmp_path: Path) -> None:
