@@ -46,6 +46,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             os._exit(7)
         if os.environ.get("FAKE_HANG_ON_REQUEST"):
             time.sleep(60)
+        if os.environ.get("FAKE_DRIP") and body.get("stream"):
+            self.send_response(200)
+            self.send_header("content-type", "text/event-stream")
+            self.send_header("connection", "close")
+            self.end_headers()
+            while True:
+                self.wfile.write(b": still here\n\n")
+                time.sleep(0.2)
         id = "cmpl-" + self.headers.get("x-request-id", "none")
         if os.environ.get("FAKE_ERROR_IN_STREAM") and body.get("stream"):
             self._events([{"error": {"message": "Internal server error", "code": 500}}])
@@ -95,7 +103,7 @@ def main() -> None:
 
     Variables: FAKE_IGNORE_TERM, FAKE_SETSID_PORT, FAKE_DOUBLE_FORK, FAKE_NAMELESS_CHILD, FAKE_DIE (exit code),
     FAKE_DIE_AFTER (seconds), FAKE_PRINT_FOREVER, FAKE_QUIET, FAKE_NEVER_READY, FAKE_SELF_KILL, FAKE_STARTUP (seconds),
-    FAKE_SAY (a line), FAKE_WRONG_MODEL, FAKE_DIE_ON_REQUEST, FAKE_HANG_ON_REQUEST, FAKE_ERROR_IN_STREAM.
+    FAKE_SAY (a line), FAKE_WRONG_MODEL, FAKE_DIE_ON_REQUEST, FAKE_HANG_ON_REQUEST, FAKE_DRIP, FAKE_ERROR_IN_STREAM.
     """
     id, host, port, model, role = sys.argv[1:6]
     if flag("IGNORE_TERM"):

@@ -246,6 +246,14 @@ def test_a_first_request_that_hangs_has_a_deadline_of_its_own(house: House) -> N
 
 
 @needs_router
+def test_a_first_answer_that_drips_for_ever_has_the_same_deadline(house: House) -> None:
+    """Each read is quick, so only the whole can be late."""
+    planned = house.plan(topology(env={"decode": {"FAKE_DRIP": "1"}}))
+    error = house.fails(planned, request_deadline_s=2.0)
+    assert error.reason.startswith("first requests through the router: no answer within")
+
+
+@needs_router
 def test_a_dead_router_is_told(house: House) -> None:
     """Its metrics port is taken between the plan and the start: it exits with code 1."""
     planned = house.plan(topology())

@@ -178,14 +178,15 @@ def test_a_stopped_reaper_does_not_block_the_end(
     start: Start, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pytest_pdperf.stack.processes._REAPER_SLACK_S", 0.5)
-    process = engine(start, port)
+    process = engine(start, port, DOUBLE_FORK="1")
     said(process, "Starting vLLM server")
     child = stat_of(pid_of(process))
     reaper = stat_of(child.ppid)
+    below = [s.proc for s in procfs.descendants(reaper.proc.pid)]
+    assert len(below) == 2, "the child and its hidden orphan"
     procfs.send(reaper.proc, signal.SIGSTOP)
     assert process.stop(0.2) == ()
-    assert not procfs.is_alive(child.proc)
-    assert not procfs.is_alive(reaper.proc)
+    assert not [p for p in (*below, reaper.proc) if procfs.is_alive(p)]
 
 
 def test_stray_signals_to_the_reaper_change_nothing(start: Start, port: int) -> None:
