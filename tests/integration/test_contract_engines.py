@@ -1,0 +1,70 @@
+"""Every engine behind every router: the contract, with real routers.
+
+Set PDPERF_CPU_ENGINES to an environment with a CPU build of vLLM (scripts/cpu_vllm) to hold that to it as well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_pdperf.engines.base import Programs
+from pytest_pdperf.engines.registry import ENGINES, get_engine
+from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.routers.registry import ROUTERS, get_router
+from pytest_pdperf.spec.topology import Kind
+from tests.integration.engine_contract import Case, EngineContract
+
+HERE = Programs((Path(sys.executable).parent,))
+CPU = os.environ.get("PDPERF_CPU_ENGINES")
+
+SIMULATED = [("sim", "vllm_router"), ("sim", "smg"), ("sim-sglang", "sglang_router"), ("sim-sglang", "smg")]
+
+
+def cases() -> list[Case]:
+    found = [
+        Case(get_engine(engine), get_router(router), kind, HERE)
+        for engine, router in SIMULATED
+        for kind in (Kind.PD, Kind.AGGREGATED)
+    ]
+    if CPU:
+        programs = Programs((Path(CPU).absolute() / "bin", *HERE.search))
+        found += [
+            Case(
+                get_engine("vllm"),
+                get_router("vllm_router"),
+                kind,
+                programs,
+                model=str(Path(CPU).absolute() / "tiny-qwen3"),
+                devices=("cpu",),
+                engine_args=(("max_model_len", 1024),),
+                fronts=1,
+                long_answer=900,
+                context=1024,
+                start_s=420.0,
+            )
+            for kind in (Kind.PD, Kind.AGGREGATED)
+        ]
+    return found
+
+
+class TestEngines(EngineContract):
+    @pytest.fixture(scope="class", params=cases(), ids=lambda case: case.id)
+    @classmethod
+    def case(cls, request: pytest.FixtureRequest) -> Case:
+        case = request.param
+        assert isinstance(case, Case)
+        try:
+            case.router.check(case.programs)
+        except UsageProblem as problem:
+            pytest.skip(str(problem))
+        return case
+
+
+def test_every_simulated_engine_and_every_router_is_held_to_the_contract() -> None:
+    simulated = {name for name in ENGINES if get_engine(name).simulated}
+    assert {engine for engine, _ in SIMULATED} == simulated
+    assert {router for _, router in SIMULATED} == set(ROUTERS)
