@@ -84,13 +84,13 @@ def _compared(grid: Grid, series: Series, reference: Series, metric: Metric) -> 
     limit = math.log1p(threshold(metric))
     better = [effect for effect in effects if effect.change < -limit]
     worse = [effect for effect in effects if effect.change > limit]
-    told = f"of {len(effects)} cells" + (f" ({left_out} with {_fault(metric)} left out)" if left_out else "")
+    told = f"{_cells(len(effects))}" + (f" ({left_out} with {_fault(metric)} left out)" if left_out else "")
     if not better and not worse:
         return [
             Claim(
                 Kind.ALIKE,
                 f"{metric.label}: {series.label} and {reference.label} differ by no more than {threshold(metric):.0%} "
-                f"in all {told.removeprefix('of ')}.",
+                f"in {'all ' if len(effects) > 1 else ''}{told}.",
             )
         ]
     claims = []
@@ -123,6 +123,10 @@ def _moved(metric: Metric, value: MetricValue) -> bool:
     return metric.id.endswith("_wall") and bool(value.note)
 
 
+def _cells(count: int, what: str = "") -> str:
+    return f"{count} {what}cell{'' if count == 1 else 's'}"
+
+
 def _fault(metric: Metric) -> str:
     return "a straggler" if metric.id.endswith("_wall") else "too few samples"
 
@@ -137,7 +141,7 @@ def _sentence(
     place = f"at {most.row.cell}: {number(most.old)} -> {number(most.new)} {metric.unit}"
     return (
         f"{metric.label} is {'higher' if higher else 'lower'} on {series.label} than on {reference.label} in "
-        f"{len(group)} {told}{middle} {place} ({most.new / most.old - 1:+.0%})."
+        f"{len(group)} of {told}{middle} {place} ({most.new / most.old - 1:+.0%})."
     )
 
 
@@ -180,11 +184,11 @@ def _verdicts(outcomes: Sequence[CellOutcome]) -> list[str]:
     if invalid := [o for o in outcomes if not usable(o)]:
         names = ", ".join(f"{o.topology} {o.result.cell}" for o in invalid[:4])
         more = f" and {len(invalid) - 4} more" if len(invalid) > 4 else ""
-        found.append(f"No performance is read from {len(invalid)} invalid cells: {names}{more}.")
+        found.append(f"No performance is read from {_cells(len(invalid), 'invalid ')}: {names}{more}.")
     if counts["NOISY"]:
-        found.append(f"{counts['NOISY']} cells are too noisy to prove anything.")
+        found.append(f"Too noisy to prove anything: {_cells(counts['NOISY'])}.")
     if counts["NO_BASELINE"]:
-        found.append(f"{counts['NO_BASELINE']} cells have no baseline and were held against nothing.")
+        found.append(f"No baseline, so held against nothing: {_cells(counts['NO_BASELINE'])}.")
     return found
 
 
@@ -196,7 +200,7 @@ def _thin_tails(outcomes: Sequence[CellOutcome]) -> list[str]:
         few = [v for v in known if v.n < metric.min_n]
         if few:
             found.append(
-                f"{metric.label} rests on fewer than {metric.min_n} samples in {len(few)} of {len(known)} cells and "
+                f"{metric.label} rests on fewer than {metric.min_n} samples in {len(few)} of {_cells(len(known))} and "
                 "is interpolated towards the maximum there."
             )
     return found
@@ -204,14 +208,14 @@ def _thin_tails(outcomes: Sequence[CellOutcome]) -> list[str]:
 
 def _unproven(outcomes: Sequence[CellOutcome]) -> list[str]:
     bad = Counter(o.evidence for o in outcomes if o.kind == "pd" and o.evidence != "proven")
-    return [f"Disaggregation is {status} in {count} PD cells." for status, count in bad.items()]
+    return [f"Disaggregation is {status} in {_cells(count, 'PD ')}." for status, count in bad.items()]
 
 
 def _holes(grid: Grid) -> list[str]:
     holes = [hole for run in grid.runs for hole in run.holes]
     if not holes:
         return []
-    return [f"{len(holes)} cells are missing or cannot be read; their places say why."]
+    return [f"Missing or unreadable: {_cells(len(holes))}; their places say why."]
 
 
 def _mixtures(grid: Grid) -> list[str]:

@@ -60,6 +60,17 @@ def request(
     )
 
 
+def closed_loop(clients: int, ttfts_ms: Sequence[float]) -> list[RequestRecord]:
+    """A request for each TTFT, sent by `clients` that are never idle."""
+    free = [0.0] * clients
+    made = []
+    for index, ttft in enumerate(ttfts_ms):
+        client = free.index(min(free))
+        made.append(request(index, sent_ms=free[client], ttft_ms=ttft))
+        free[client] = ((made[-1].end_ns or 0) - START) / MS
+    return made
+
+
 def records(requests: Sequence[RequestRecord], clients: int = 1) -> CellRecords:
     """Those requests as a cell's records, all clients of it once busy."""
     return CellRecords(
@@ -199,10 +210,7 @@ def small_run(folder: Path) -> Path:
     """Two topologies at three concurrencies of one shape, 8 requests a cell; PD is the slower one."""
     for topology, slow in (("pd-1p2d", 2.0), ("aggregated-3x", 1.0)):
         for order, concurrency in enumerate((1, 4, 8)):
-            requests = [
-                request(i, sent_ms=200.0 * (i // concurrency), ttft_ms=slow * (40 + i + 5 * concurrency))
-                for i in range(8)
-            ]
+            requests = closed_loop(concurrency, [slow * (40 + i + 5 * concurrency) for i in range(8)])
             write_cell(
                 folder,
                 topology,

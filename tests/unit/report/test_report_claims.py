@@ -78,9 +78,7 @@ def test_invalid_cells_speak_for_nothing_and_are_named() -> None:
     outcomes = pair("ttft_ms_p50", [50.0], [100.0])
     outcomes[0] = replace(outcomes[0], verdict="INVALID")
     assert texts(outcomes, Kind.BENEFIT) == []
-    assert any(
-        "1 invalid cells: pd-1p2d in512-out256-c1" in text for text in texts(outcomes, Kind.LIMITATION)
-    )
+    assert any("1 invalid cell: pd-1p2d in512-out256-c1" in text for text in texts(outcomes, Kind.LIMITATION))
 
 
 def test_a_straggler_moves_no_sentence() -> None:
@@ -108,8 +106,8 @@ def test_simulated_unproven_and_missing_are_limitations() -> None:
     cell = replace(outcome(), evidence="unknown")
     found = texts([cell], Kind.LIMITATION, simulated=True, holes=(Hole("pd-1p2d", 1, "x", "gone"),))
     assert "Simulated engines: no number of r is a measurement of any hardware." in found
-    assert "Disaggregation is unknown in 1 PD cells." in found
-    assert "1 cells are missing or cannot be read; their places say why." in found
+    assert "Disaggregation is unknown in 1 PD cell." in found
+    assert "Missing or unreadable: 1 cell; their places say why." in found
 
 
 def test_two_launches_need_no_warning_about_one() -> None:
