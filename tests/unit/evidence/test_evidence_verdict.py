@@ -262,6 +262,21 @@ def test_one_token_that_moved_is_no_transfer_of_a_request() -> None:
     assert path.detail == "0 of 10 by tokens (recompute share 1)"
 
 
+@pytest.mark.parametrize("moved", range(1, 10))
+def test_whole_requests_are_counted_out_of_tokens(moved: int) -> None:
+    counts = Counts(10, 10, computed=4096.0 * (10 - moved), cached=0, transferred=4096.0 * moved)
+    path = judge_path(counts, SENT)
+    assert (path.status, path.proven) == (Status.PARTIAL, moved)
+    short = judge_path(Counts(10, 10, counts.computed, 1.0, 4096.0 * moved - 1), SENT)
+    assert short.proven == moved - 1
+
+
+def test_more_on_decode_than_was_sent_is_said_once() -> None:
+    text = edited("vllm_decode.prom", ('finished_reason="length"} 10.0', 'finished_reason="length"} 12.0'))
+    found = judge(pages(text_of("vllm_prefill.prom"), text))
+    assert found.problems == ("2 more requests on a role than were sent: retries or foreign traffic",)
+
+
 def test_a_retry_is_a_second_request_on_the_server() -> None:
     text = edited("vllm_prefill.prom", ('finished_reason="length"} 10.0', 'finished_reason="length"} 11.0'))
     found = judge(pages(text, text_of("vllm_decode.prom")))
@@ -321,6 +336,7 @@ def test_kv_that_stays_behind_is_a_leak_from_more_than_one_block_on() -> None:
         ([10, 10], 1.0),
         ([10], 1.0),
         ([30, 0, 0], 3.0),
+        ([1, 0], 2.0),
         ([0, 0], None),
         ([5, None], None),
         ([], None),
