@@ -100,7 +100,7 @@ class Judging:
             line for row, line in zip(_worst_first(verdict), verdict.lines(), strict=True) if row not in QUIET
         ]
         if verdict.verdict is Verdict.NO_BASELINE and len(set(lines)) > 1:
-            lines = [f"NO_BASELINE for {len(lines)} metrics: {verdict.rows[0].note}"]
+            lines = [f"NO_BASELINE: {verdict.rows[0].note}"]
         judged = JudgedCell(verdict.verdict, tuple(lines))
         if not blocks(verdict.verdict, self._require_baseline) or self._accepted(
             verdict.verdict, baseline is not None

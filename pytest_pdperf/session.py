@@ -259,10 +259,10 @@ def _make_folder(folder: Path) -> None:
         ) from None
 
 
-def _progress(config: pytest.Config) -> Callable[[str], None]:
-    """Where stage messages go: pytest's own output, past its capture; nowhere under -q or in a worker."""
+def _progress(config: pytest.Config) -> Callable[..., None]:
+    """Where progress goes: pytest's own output, past its capture; details only under -v, nothing under -q."""
 
-    def show(text: str) -> None:
+    def show(text: str, detail: bool = False) -> None:
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         capture = config.pluginmanager.get_plugin("capturemanager")
         if (

@@ -24,6 +24,12 @@ COLUMNS: tuple[tuple[str, str], ...] = (
 )
 """Metrics of the published benchmark, in its order: milliseconds, then tokens a second."""
 
+MIN_WIDTH = 120
+"""Columns of the table where the terminal is narrower or unknown: a wrapped table cannot be read."""
+
+EVIDENCE_SHOWN = {"not_applicable": "-"}
+"""Aggregated cells have no path to prove."""
+
 VERDICT_STYLE = {
     "PASS": "green",
     "IMPROVED": "cyan",
@@ -43,14 +49,12 @@ def write_summary(reporter: Any, summary: RunSummary) -> None:
     reporter.write_sep("=", title)
     quiet = reporter.verbosity < 0
     if summary.outcomes:
-        width = max(reporter._tw.fullwidth, 110)
+        width = max(reporter._tw.fullwidth, MIN_WIDTH)
         reporter.write_line(render_table(summary.outcomes, width=width, colour=reporter._tw.hasmarkup))
     if not quiet:
         for line in summary.launches:
             reporter.write_line(line)
-    for outcome in summary.outcomes:
-        for row in outcome.rows:
-            reporter.write_line(f"{outcome.verdict:<9} {outcome.topology}-{outcome.result.cell}: {row}")
+    _write_verdict_rows(reporter, summary.outcomes)
     for line in summary.changes:
         reporter.write_line(f"baseline: {line}")
     for line in summary.problems:
@@ -59,16 +63,30 @@ def write_summary(reporter: Any, summary: RunSummary) -> None:
     reporter.write_line(f"verdicts: {counts or 'none'}; records and logs: {summary.folder}")
 
 
-def render_table(outcomes: Sequence[CellOutcome], *, width: int = 110, colour: bool = False) -> str:
+def _write_verdict_rows(reporter: Any, outcomes: Sequence[CellOutcome]) -> None:
+    """One line a row that is no PASS; cells that merely lack a baseline share one."""
+    missing = [outcome for outcome in outcomes if outcome.verdict == "NO_BASELINE"]
+    for outcome in outcomes:
+        if outcome not in missing:
+            for row in outcome.rows:
+                reporter.write_line(f"{outcome.topology}-{outcome.result.cell}: {row}")
+    if missing:
+        first = missing[0]
+        others = f" and {len(missing) - 1} more cells" if len(missing) > 1 else ""
+        why = first.rows[0] if first.rows else "nothing was compared"
+        reporter.write_line(f"{first.topology}-{first.result.cell}{others}: {why}")
+
+
+def render_table(outcomes: Sequence[CellOutcome], *, width: int = MIN_WIDTH, colour: bool = False) -> str:
     """The comparison table as text. Better values are bold, or marked with * where there is no colour."""
     table = Table(box=None, pad_edge=False, header_style="", show_edge=False)
-    table.add_column("cell")
-    table.add_column("topology")
+    table.add_column("cell", no_wrap=True)
+    table.add_column("topology", no_wrap=True)
     for metric, label in COLUMNS:
         table.add_column(f"{label}\n{METRICS[metric].unit}", justify="right")
     table.add_column("ok/all", justify="right")
-    table.add_column("evidence")
-    table.add_column("verdict")
+    table.add_column("evidence", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     for cell, group in cells_of(outcomes).items():
         best = {metric: _best(group, metric) for metric, _ in COLUMNS}
         for number, outcome in enumerate(group):
@@ -82,7 +100,7 @@ def render_table(outcomes: Sequence[CellOutcome], *, width: int = 110, colour: b
                 name,
                 *values,
                 f"{outcome.result.ok}/{outcome.result.requests}",
-                outcome.evidence,
+                EVIDENCE_SHOWN.get(outcome.evidence, outcome.evidence),
                 Text(outcome.verdict or "-", style=VERDICT_STYLE.get(outcome.verdict, "")),
             )
     out = io.StringIO()

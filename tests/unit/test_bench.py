@@ -18,7 +18,9 @@ from pytest_pdperf.bench import prompt_vocabulary
         ("not json", (1000, 30000)),
     ],
 )
-def test_prompts_use_only_tokens_that_the_model_has(tmp_path: Path, config: str, expected: tuple[int, int]) -> None:
+def test_prompts_use_only_tokens_that_the_model_has(
+    tmp_path: Path, config: str, expected: tuple[int, int]
+) -> None:
     (tmp_path / "config.json").write_text(config)
     assert prompt_vocabulary(str(tmp_path)) == expected
 

@@ -84,7 +84,9 @@ def only_run(project: pytest.Pytester) -> Path:
 def test_a_slower_decode_fails_is_accepted_with_a_reason_and_passes_again(project: pytest.Pytester) -> None:
     first = run(project, "--require-baseline=yes")
     assert first.ret == pytest.ExitCode.TESTS_FAILED
-    first.stdout.fnmatch_lines(["*NO_BASELINE*no baseline for small/in64-out48-c2*--update-baselines=create*"])
+    first.stdout.fnmatch_lines(
+        ["*NO_BASELINE*no baseline for small/in64-out48-c2*--update-baselines=create*"]
+    )
 
     created = run(project, "--update-baselines=create")
     assert created.ret == 0
@@ -100,7 +102,11 @@ def test_a_slower_decode_fails_is_accepted_with_a_reason_and_passes_again(projec
     failed = run(project, *slow)
     assert failed.ret == pytest.ExitCode.TESTS_FAILED
     failed.stdout.fnmatch_lines(
-        ["*FAIL*tpot_ms_p50*ms vs * ms*worse*limit*B=1*", "*re-run just this cell:*", "*pytest*test_perf.py::*--sim-fault=*"]
+        [
+            "*FAIL*tpot_ms_p50*ms vs * ms*worse*limit*B=1*",
+            "*re-run just this cell:*",
+            "*pytest*test_perf.py::*--sim-fault=*",
+        ]
     )
 
     refused = run(project, *slow, "--update-baselines")
@@ -158,7 +164,10 @@ def test_killing_pytest_leaves_no_engine_and_no_router(project: pytest.Pytester)
     slow_cell.write_text(ONE_CELL.replace("requests: 12", "requests: 400"))
     arguments = ["--engine", "sim", "--topology", "pair", "--workload", "small", "-p", "no:cacheprovider"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *arguments], cwd=project.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=project.path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         deadline = time.monotonic() + 60
