@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .bodies import body_of, http_request
 from .connection import Connection
@@ -85,6 +86,7 @@ class Drive:
         self._timeouts_in_a_row = 0
         self._gave_up = False
         self._thinking = 0
+        self._bug: BaseException | None = None
         self._start_s = 0.0
         self._start_cpu = 0.0
         self._sweeper: asyncio.TimerHandle | None = None
@@ -129,6 +131,7 @@ class Drive:
             self._start_s = self._loop.time()
             self._sweep()
             self._pool.prepare(self._wanted(), self._warm_up)
+            self._loop.set_exception_handler(self._broken)
             try:
                 self._loop.run_forever()
             finally:
@@ -137,7 +140,14 @@ class Drive:
                 if self._probe is not None:
                     self._probe.close()
                 self._pool.close()
+        if self._bug is not None:
+            raise self._bug
         return self.outcome
+
+    def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised: end the run with that error, since requests may otherwise wait for ever."""
+        self._bug = self._bug or context.get("exception") or RuntimeError(context.get("message"))
+        loop.stop()
 
     def _wanted(self) -> int:
         closed = sum(s.concurrency or 0 for s in self._job.streams)

@@ -7,6 +7,7 @@ Progress goes to stdout, one JSON a line; the result is left in OUT. Exit status
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
@@ -51,7 +52,8 @@ def run_job(job: Job, out: Path, *, environ: dict[str, str], progress: int | Non
 
     def tell(state: Progress) -> None:
         if progress is not None:
-            os.write(progress, orjson.dumps(asdict(state)) + b"\n")
+            with contextlib.suppress(BlockingIOError):
+                os.write(progress, orjson.dumps(asdict(state)) + b"\n")
 
     with Spool(out / "bodies.spool") as spool:
         drive = Drive(loop, job, spool, headers=headers, on_progress=tell)
@@ -119,6 +121,7 @@ def main(argv: list[str]) -> int:
         die_with_parent(int(parent))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.set_blocking(1, False)  # a parent that does not read must not hold the clock
     try:
         job = Job.read(Path(argv[0]))
         if job.cpus:

@@ -1,7 +1,8 @@
 """The same records under other tools' definitions, so that a difference of numbers can be told from one of meaning.
 
 Three numbers are called TPOT and two populations are called ITL; comparing across them is refused (`comparable`), and a
-published figure is reproduced by recomputing with its tool's definition.
+published figure is reproduced by recomputing with its tool's definition. What counts as an event stays ours: some tools
+also stamp chunks that hold no token.
 
 Sources: vllm/benchmarks/serve.py (calculate_metrics), sglang/bench_serving.py (calculate_metrics), aiperf's metric
 reference, guidellm's GenerativeRequestStats.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from pytest_pdperf.load.target import Target
 from pytest_pdperf.measure import samples
 from pytest_pdperf.measure.records import RequestRecord
 from tests.integration.load.load_tools import Driven, closed_plan, drive
-from tests.integration.load.scripted_server import Served, scripted
+from tests.integration.load.scripted_server import Segment, Served, scripted
 from tests.integration.load.stream_cases import SHARED, StreamCase, own_cases, shared_cases
 
 BEFORE_MS, AFTER_MS = 0.5, 15.0
@@ -115,15 +118,28 @@ def nominal(record: RequestRecord) -> dict[str, object]:
     }
 
 
-def close(found: object, want: object) -> bool:
-    """Times within the collection's tolerance, lists item by item, everything else exactly."""
+def close(found: object, want: object, late_ms: float) -> bool:
+    """Times within the collection's tolerance beyond what the server itself was late; all else exactly."""
     if isinstance(want, list):
-        return isinstance(found, list) and len(found) == len(want) and all(map(close, found, want))
-    if isinstance(want, int | float) and not isinstance(want, bool):
         return (
-            isinstance(found, int | float) and -AFTER_MS <= found - want <= AFTER_MS and math.isfinite(found)
+            isinstance(found, list)
+            and len(found) == len(want)
+            and all(close(f, w, late_ms) for f, w in zip(found, want, strict=True))
         )
+    if isinstance(want, int | float) and not isinstance(want, bool):
+        limit = AFTER_MS + late_ms
+        return isinstance(found, int | float) and -limit <= found - want <= limit and math.isfinite(found)
     return found == want
+
+
+def lateness_ms(case: StreamCase, record: RequestRecord, served: Served) -> float:
+    """How far behind its script the server fell on this busy machine."""
+    nominal_ms, late = 0.0, 0.0
+    delays = [s.delay_ms for s in case.script.segments] + [case.script.end_delay_ms]
+    for delay, (_, after) in zip(delays, served.sends, strict=False):
+        nominal_ms += delay
+        late = max(late, (after - record.sent_ns) / 1e6 - nominal_ms)
+    return late
 
 
 SHARED_CASES = [(case, clean) for clean in (True, False) for case in shared_cases(clean)]
@@ -138,19 +154,43 @@ SHARED_CASES = [(case, clean) for clean in (True, False) for case in shared_case
     ids=[f"{case.name}-{'clean' if clean else 'cut'}" for case, clean in SHARED_CASES],
 )
 def test_record_of_a_shared_case(case: StreamCase, clean: bool, tmp_path: Path) -> None:
-    """The nominal times hold on a machine that is not too busy: the best of three tries counts."""
+    """Text, status and counts are exact. Times may slip when the kernel merges unread segments: one of three tries."""
     wrong: dict[str, tuple[object, object]] = {}
     for attempt in range(3):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        found = nominal(run_case(case, folder)[0])
+        record, served, _ = run_case(case, folder)
+        found = nominal(record)
         exact = {k: v for k, v in case.want.items() if not k.endswith("_ms")}
         assert {k: found[k] for k in exact} == exact
-        if case.want.get("ttft_ms") is not None:
-            assert (
-                isinstance(found["ttft_ms"], float) and found["ttft_ms"] >= case.want["ttft_ms"] - BEFORE_MS
-            )
-        wrong = {k: (found[k], v) for k, v in case.want.items() if not close(found[k], v)}
+        earliest = case.want.get("ttft_ms")
+        assert earliest is None or (
+            isinstance(found["ttft_ms"], float) and found["ttft_ms"] >= earliest - BEFORE_MS
+        )
+        late = lateness_ms(case, record, served)
+        wrong = {k: (found[k], v) for k, v in case.want.items() if not close(found[k], v, late)}
         if not wrong:
             return
     pytest.fail(f"found, wanted: {wrong}")
+
+
+def test_random_cuts_on_a_real_socket_give_the_same_record(tmp_path: Path) -> None:
+    """The segments of a case joined and cut anew, also inside characters and line ends, say the same."""
+    rng = random.Random(7)
+    for case in [
+        c for c in own_cases() if c.name in ("cr-and-lf-apart", "running-usage", "comments-and-pings")
+    ]:
+        whole = b"".join(s.data for s in case.script.segments)
+        found = []
+        for attempt in range(4):
+            edges = sorted({0, len(whole), *rng.sample(range(1, len(whole)), 12 * attempt)})
+            pieces = [Segment(0.2, whole[a:b]) for a, b in pairwise(edges)]
+            folder = tmp_path / f"{case.name}-{attempt}"
+            folder.mkdir()
+            cut = replace(case, script=replace(case.script, segments=pieces))
+            record, served, _ = run_case(cut, folder)
+            found.append(
+                (record.status, record.text, record.event_tokens, record.output_tokens, record.finish_reason)
+            )
+            assert all(served.sends[0][0] <= stamp <= served.sends[-1][1] for stamp in record.event_ns)
+        assert len(set(found)) == 1

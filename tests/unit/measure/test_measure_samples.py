@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,6 +55,18 @@ def test_first_event_of_several_tokens() -> None:
     assert samples.tpot_adjusted_ms(made) == pytest.approx(10)
     split = samples.itl_per_token_ms(made)
     assert split is not None and split.tolist() == pytest.approx([10] * 10)
+
+
+def test_adjusted_tpot_takes_the_first_events_count_and_no_other() -> None:
+    assert samples.tpot_adjusted_ms(request([100, 200], tokens=[2, 5])) == pytest.approx(100 / 5)
+
+
+def test_an_unknown_count_is_not_guessed() -> None:
+    unknown = request([100, 200], count=None)
+    assert samples.tokens_of(unknown) == 0
+    assert samples.tpot_ms(unknown) is None
+    assert samples.tpot_adjusted_ms(replace(unknown, event_tokens=())) is None
+    assert samples.tpot_adjusted_ms(request([100, 200], tokens=[], count=4)) is None
 
 
 def test_adjusted_tpot_needs_the_first_events_count() -> None:
