@@ -141,6 +141,7 @@ def test_stalls_are_gaps_over_five_medians() -> None:
     gaps = np.asarray([10.0] * 98 + [50.0, 50.1])
     assert samples.stalls_ms(gaps).tolist() == [50.1]
     assert samples.stalls_ms(np.asarray([0.0, 0.0, 0.0, 9.0])).size == 0
+    assert samples.stalls_ms(np.asarray([0.5, 0.5, 0.5, 9.0])).tolist() == [9.0]
     assert samples.stalls_ms(np.zeros(0)).size == 0
 
 
