@@ -21,7 +21,7 @@ from .kv_store import KvStore
 from .link import KvLink
 from .log import Log
 from .metrics import EngineCollector, EngineMetrics, exposition
-from .profile import Profile
+from .profile import VERSION, Profile
 from .request import Limits, Refused, Wanted, check_model, parse_object, parse_request, tokens_of
 from .runner import Runner
 from .scheduler import Sequence, State, Step, StepScheduler
@@ -29,7 +29,6 @@ from .side_channel import KvLoadError, PrefillPeers
 from .stream import AnswerHead, Api, error_body
 from .tokens import kv_digest
 
-VERSION = "0.1.0+simulated"
 _JITTER_SCALE = 1.45
 
 

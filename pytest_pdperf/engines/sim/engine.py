@@ -115,7 +115,7 @@ class SimEngine:
 
     def version(self, programs: Programs) -> str:
         """Version of the simulator."""
-        from .app import VERSION
+        from .profile import VERSION
 
         return VERSION
 

@@ -9,6 +9,9 @@ from types import MappingProxyType
 
 from pytest_pdperf.errors import UsageProblem
 
+VERSION = "0.1.0+simulated"
+"""Version of the timing model; it goes up when equal inputs stop giving equal times."""
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

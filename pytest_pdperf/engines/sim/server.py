@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import Role
 
-from .app import VERSION, Settings, SimEngine
+from .app import Settings, SimEngine
 from .faults import Faults
 from .http import Connection
 from .log import WINDOW_S, Log, Windows
-from .profile import link_named, profile_named
+from .profile import VERSION, link_named, profile_named
 from .side_channel import SideChannelServer
 from .timer import make_timer
 

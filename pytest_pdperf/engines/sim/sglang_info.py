@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 from pytest_pdperf.spec.topology import Role
 
-from .app import VERSION, Settings
+from .app import Settings
+from .profile import VERSION
 from .sglang_metrics import Levels
 
 MODES = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.SERVER: "null"}

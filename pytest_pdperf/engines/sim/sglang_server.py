@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import Role
 
-from .app import VERSION, Settings
+from .app import Settings
 from .http import Connection
 from .log import Log
+from .profile import VERSION
 from .server import parse_arguments, settings_of
 from .sglang_app import Dialect, SglangEngine
 from .side_channel import SideChannelServer

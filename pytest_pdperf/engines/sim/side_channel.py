@@ -141,13 +141,16 @@ class PrefillPeers:
         answer = await peer.ask({"op": "pull", "engine_id": engine_id, "request_id": request_id})
         if answer.get("ok") is not True:
             raise KvLoadError(str(answer.get("error", "refused")), peer_lost=False)
-        return Pulled(
-            digest=bytes.fromhex(str(answer["digest"])),
-            tokens=_number(answer, "tokens"),
-            size=_number(answer, "size"),
-            began_s=float(cast(float, answer["began_s"])),
-            ended_s=float(cast(float, answer["ended_s"])),
-        )
+        try:
+            return Pulled(
+                digest=bytes.fromhex(str(answer["digest"])),
+                tokens=_number(answer, "tokens"),
+                size=_number(answer, "size"),
+                began_s=float(cast(float, answer["began_s"])),
+                ended_s=float(cast(float, answer["ended_s"])),
+            )
+        except (KeyError, ValueError, TypeError) as problem:
+            raise KvLoadError(f"malformed answer: {problem!r}", peer_lost=False) from None
 
     async def release(self, engine_id: str, host: str, port: int, request_id: str) -> None:
         """Tell the prefill engine that its blocks are no longer needed. Raises KvLoadError."""
@@ -174,7 +177,11 @@ class PrefillPeers:
                 if self._clock() >= deadline:
                     raise KvLoadError(f"handshake with {host}:{port}: {problem}", peer_lost=True) from None
                 await asyncio.sleep(min(0.1, self._timeout_s))
-        answer = await peer.ask({"op": "handshake"})
+        try:
+            answer = await asyncio.wait_for(peer.ask({"op": "handshake"}), self._timeout_s)
+        except TimeoutError:
+            peer.transport.abort()
+            raise KvLoadError(f"handshake with {host}:{port}: no answer", peer_lost=True) from None
         if answer.get("engine_id") != engine_id:
             peer.transport.close()
             raise KvLoadError(f"{host}:{port} is not engine {engine_id}", peer_lost=False)
