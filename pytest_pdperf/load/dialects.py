@@ -95,8 +95,8 @@ def _read_choice(choice: Mapping[str, Any], said: Said) -> None:
 class GenerateReader:
     """Events of SGLang's `/generate`: remembers the text so far, because each event repeats it.
 
-    `output_ids` repeats too unless the server streams increments; both are told apart by what they start
-    with.
+    With `--incremental-streaming-output` an event holds what is new instead. Where `output_ids` and the running count
+    are there, as many ids as the count says is everything so far; else what starts with the text so far is.
     """
 
     text: str = ""
@@ -109,13 +109,14 @@ class GenerateReader:
         said.has_choices = isinstance(meta, Mapping) or "text" in data
         said.completion_tokens = _count(meta, "completion_tokens")
         said.prompt_tokens = _count(meta, "prompt_tokens")
-        text = data.get("text")
+        text, ids = data.get("text"), _ids(data.get("output_ids"))
+        whole = len(ids) == said.completion_tokens if ids and said.completion_tokens is not None else None
         if isinstance(text, str) and text:
-            said.text = text[len(self.text) :] if text.startswith(self.text) else text
-            self.text = text if text.startswith(self.text) else self.text + text
-        ids = _ids(data.get("output_ids"))
+            repeats = text.startswith(self.text) if whole is None else whole
+            said.text = text[len(self.text) :] if repeats else text
+            self.text = text if repeats else self.text + text
         if ids:
-            repeats = len(ids) >= len(self.ids) and ids[: len(self.ids)] == self.ids
+            repeats = ids[: len(self.ids)] == self.ids if whole is None else whole
             said.token_ids = ids[len(self.ids) :] if repeats else ids
             self.ids = ids if repeats else self.ids + ids
         said.carries = bool(said.text or said.token_ids)

@@ -158,6 +158,7 @@ def _join(events: Sequence[Mapping[str, object]]) -> Answer:
             text += str(choice.get("text") or "")
             tokens += [int(t) for t in choice.get("token_ids") or ()]
         if "output_ids" in event and isinstance(event["output_ids"], list):
-            tokens = [int(t) for t in event["output_ids"]]
-            text = str(event.get("text", ""))
+            new, said = [int(t) for t in event["output_ids"]], str(event.get("text", ""))
+            # As many ids as the count says are all so far; fewer are what is new (--incremental-streaming-output).
+            tokens, text = (new, said) if count in (None, len(new)) else (tokens + new, text + said)
     return Answer(id, tuple(tokens), text, count, "", kv)

@@ -68,7 +68,7 @@ class House:
             clock=lambda: self.now,
             jitter=lambda: 0.0,
             on_step=self.on_step,
-            on_transfer=lambda key, end: self.rooms.transferred(key, end),
+            on_transfer=self.on_transfer,
         )
         self.runner.timer = NoTimer()
         self.rooms = Rooms(
@@ -90,6 +90,9 @@ class House:
             leg = seq.payload
             assert isinstance(leg, Leg)
             self.rooms.computed(leg.room, seq, b"0123456789abcdef")
+
+    def on_transfer(self, key: object, end_s: float) -> None:
+        self.rooms.transferred(key, end_s)
 
     def run(self, seconds: float) -> None:
         until = self.now + seconds

@@ -123,3 +123,20 @@ def test_the_generate_route_of_sglang() -> None:
     data = json.loads(sent[0].content)
     assert data["input_ids"] == [1, 2, 3]
     assert data["sampling_params"] == {"temperature": 0.0, "max_new_tokens": 2, "ignore_eos": True}
+
+
+def generated(text: str, ids: list[int], count: int) -> dict[str, object]:
+    return {"text": text, "output_ids": ids, "meta_info": {"id": "r", "completion_tokens": count}}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [generated(" a", [5], 1), generated(" a a", [5, 5], 2)],
+        [generated(" a", [5], 1), generated(" a", [5], 2)],
+    ],
+    ids=["everything so far", "what is new"],
+)
+def test_generate_streams_in_two_ways(events: list[dict[str, object]]) -> None:
+    got = answer(sse(*events), form="generate_ids")
+    assert (got.error, got.tokens, got.text, got.completion_tokens) == ("", (5, 5), " a a", 2)
