@@ -203,27 +203,24 @@ class Cluster:
     # -- the event loop
 
     def _tick(self) -> None:
-        """Handle the earliest thing due: an engine up to the next one's turn, a transfer, or a queued event."""
-        first = limit = self._heap[0][0] if self._heap else float("inf")
+        """Handle the earliest thing due: an event, a transfer, or one engine for as long as nothing can meddle."""
+        limit = self._heap[0][0] if self._heap else float("inf")
+        link: KvLink | None = None
+        for each in self._links:
+            due = each.next_time()
+            if due is not None and due < limit:
+                limit, link = due, each
         engine: _Engine | None = None
-        link: int | None = None
-        for i, candidate in enumerate(self._links):
-            due = candidate.next_time()
+        first = limit
+        for candidate in self._engines:
+            due = candidate.scheduler.next_time()
             if due is not None and due < first:
-                first, limit, link = due, first, i
-        for each in self._engines:
-            due = each.scheduler.next_time()
-            if due is None:
-                continue
-            if due < first:
-                first, limit, engine, link = due, first, each, None
-            elif due < limit:
-                limit = due
+                first, engine = due, candidate
         if engine is not None:
-            # Nothing else is due before `limit`, but a finished request may cause something sooner: one by one then.
-            self._run_engine(engine, limit)
+            others = [other.scheduler.quiet_until() for other in self._engines if other is not engine]
+            self._run_engine(engine, min(limit, *others) if others else limit)
         elif link is not None:
-            for key, end in self._links[link].advance(first):
+            for key, end in link.advance(limit):
                 self._transferred(key, end)
         elif self._heap:
             due, _, action = heapq.heappop(self._heap)

@@ -234,6 +234,23 @@ class StepScheduler:
             self._free_from = self._start
         return done
 
+    def quiet_until(self) -> float:
+        """A moment before which no sequence begins or ends, whatever `skip` or `advance` do until then.
+
+        A lower bound from the steps left to the next last token, each at least as long as the next one without noise
+        (so `noise` must not give less than 1); infinity for an engine with nothing to do.
+        """
+        end = self._end
+        if end is None:
+            due = self.next_time()
+            return float("inf") if due is None else due
+        if self._chunks or self._waiting or self._ready:
+            return end
+        steps = min(self._last_step, default=self._index) - self._index
+        length = self._decode_factor * self._profile.decode_s(len(self._running), self._context)
+        bound = end + max(0, steps) * length * min(1.0, self._throttle)
+        return max(end, min(bound, self._arrivals[0][0])) if self._arrivals else bound
+
     # -- what the owner may look at
 
     @property

@@ -184,6 +184,39 @@ def test_skipping_quiet_steps_gives_the_same_ends(jobs: list[tuple[float, int, i
     assert ends == plain
 
 
+@given(
+    st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 100), st.integers(1, 60)), min_size=1, max_size=6),
+    st.sampled_from(["", "throttle=0.5:0.1", "throttle=2:0.1", "decode_step=0.7"]),
+)
+@settings(max_examples=80, deadline=None)
+def test_no_sequence_begins_or_ends_before_the_quiet_is_over(
+    jobs: list[tuple[float, int, int]], fault: str
+) -> None:
+    engine = scheduler(kv_blocks=200, faults=Faults.parse(fault))
+    for at, prompt, output in jobs:
+        engine.submit(Sequence(prompt, output), at)
+    promised = 0.0
+    while (due := engine.next_time()) is not None:
+        bound = engine.quiet_until()
+        assert bound >= due
+        promised = max(promised, bound)
+        for step in engine.advance(due):
+            if step.finished or step.first:
+                assert step.end_s >= promised - 1e-12
+                promised = 0.0
+    assert engine.quiet_until() == float("inf")
+
+
+def test_quiet_lasts_for_nearly_all_of_a_long_answer() -> None:
+    engine = StepScheduler(FAST)
+    engine.submit(Sequence(16, 100), 0.0)
+    engine.advance(0.0)
+    due = engine.next_time()
+    assert due is not None
+    engine.advance(due)
+    assert engine.quiet_until() == pytest.approx(due + 99 * 0.005, rel=0.01)
+
+
 def test_skipping_stops_where_the_throttle_begins() -> None:
     def run(*, skip: bool) -> list[float]:
         engine = StepScheduler(FAST, faults=Faults.parse("throttle=3:0.05"))
