@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from .measure.cell_result import CellResult
 from .measure.records import CellRecords
 from .measure.summarise import summarise
 from .options import Settings
-from .spec.topology import Kind, Role, Topology
+from .spec.topology import FlagValue, Kind, Role, Topology
 from .spec.workload import Cell
 from .stack.greedy import probe
 from .stack.launch import Stack, launch
@@ -52,11 +52,14 @@ class TopologyLaunch:
 
     topology: Topology
     number: int
+    reference: bool = False
+    """Of the `--reference` build instead of the one under test."""
 
     @property
     def id(self) -> str:
         """Name of the launch in folders and messages."""
-        return self.topology.name if self.number == 1 else f"{self.topology.name}-launch{self.number}"
+        name = self.topology.name if self.number == 1 else f"{self.topology.name}-launch{self.number}"
+        return f"{name}-reference" if self.reference else name
 
 
 class Bench:
@@ -189,6 +192,10 @@ class Bench:
     def _plan(self, launch_: TopologyLaunch) -> LaunchPlan:
         topology = launch_.topology
         placement = self._placements[topology.name]
+        programs, role_args = self._inputs.programs, self._inputs.role_args
+        if launch_.reference:
+            assert self._inputs.reference_programs is not None, "a reference launch without --reference"
+            programs, role_args = self._inputs.reference_programs, without_faults(role_args)
         return plan_launch(
             topology,
             self._inputs.engines[topology.name],
@@ -203,12 +210,12 @@ class Bench:
             },
             model=self._inputs.model,
             served_model=self._inputs.served_model,
-            programs=self._inputs.programs,
+            programs=programs,
             log_dir=self._folder / "logs" / launch_.id,
             run_id=self._run_id,
             ports=self._ports,
             extra_args=self._inputs.engine_args,
-            role_args={role: args for role, args in self._inputs.role_args.items() if role in topology.roles},
+            role_args={role: args for role, args in role_args.items() if role in topology.roles},
         )
 
     # -- one cell ------------------------------------------------------------------------------------------
@@ -245,6 +252,11 @@ class Bench:
         if drain.status == "busy":
             invalid += [f"not drained after {DRAIN_TIMEOUT_S:.0f} s: {reason}" for reason in drain.reasons]
         return replace(result, invalid=(*result.invalid, *invalid)), evidence
+
+    def measure_cell(self, cell_id: str, workload: str) -> CellResult:
+        """Run a cell of the workload by its id, for a fresh launch that no test item stands for."""
+        cell = next(cell for cell in self._inputs.workload.cells if cell.id == cell_id)
+        return self.measure(cell, workload)[0]
 
     def _target(self, stack: Stack) -> Target:
         topology = self.launch.topology
@@ -333,6 +345,14 @@ class Bench:
 def exact_form(forms: frozenset[str]) -> str | None:
     """The form in which prompts of exact length can be sent, None when only text gets through."""
     return next((form for form in ("token_ids", "generate_ids") if form in forms), None)
+
+
+def without_faults(role_args: Mapping[str, Mapping[str, FlagValue]]) -> dict[str, dict[str, FlagValue]]:
+    """Arguments of the reference build: `--sim-fault` is what the build under test is suspected of."""
+    return {
+        role: {key: value for key, value in args.items() if key != "faults"}
+        for role, args in role_args.items()
+    }
 
 
 def prompt_vocabulary(model: str) -> tuple[int, int]:

@@ -38,6 +38,8 @@ class Inputs:
     """Topology name -> its engine."""
     routers: Mapping[str, Router]
     programs: Programs
+    reference_programs: Programs | None
+    """Where `--reference` points; None without it."""
     model: str
     served_model: str
     gpus: GpuRequest | None
@@ -70,7 +72,10 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
         tolerances=_tolerances(folders),
         engines=engines,
         routers=routers,
-        programs=_programs(settings["engine_env"]),
+        programs=_programs(settings["engine_env"], "--engine-env"),
+        reference_programs=(
+            _programs(settings["reference"], "--reference") if settings["reference"] else None
+        ),
         model=model,
         served_model=settings["served_model"] or Path(model).name or model,
         gpus=gpus,
@@ -119,13 +124,13 @@ def _usual_model(settings: Settings, gpus: GpuRequest | None) -> str:
     raise UsageProblem("--model is missing: give the path or name of the model that the engine shall load")
 
 
-def _programs(engine_env: str | None) -> Programs:
+def _programs(engine_env: str | None, place: str) -> Programs:
     search: list[Path] = []
     if engine_env:
         folder = Path(engine_env).expanduser().absolute()
         if not (folder / "bin").is_dir():
             raise UsageProblem(
-                f"--engine-env {engine_env}: no virtual environment there ({folder / 'bin'} is missing)"
+                f"{place} {engine_env}: no virtual environment there ({folder / 'bin'} is missing)"
             )
         search.append(folder / "bin")
     search.append(Path(sys.executable).parent)

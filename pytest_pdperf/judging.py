@@ -6,26 +6,25 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from .errors import UsageProblem
-from .gate.adapter import judge
-from .gate.baseline import Launch
+from .gate.adapter import judge, suspects_of
+from .gate.baseline import CellBaseline, Launch
 from .gate.catalogue import spec_of
+from .gate.confirm import Suspect
 from .gate.fingerprint import BaselineKey, CellRef, digest_of
 from .gate.history import HistoryEntry
 from .gate.store import BaselineStore
 from .gate.update import Mode, Outcome
-from .gate.verdict import CellVerdict, Verdict, blocks
+from .gate.verdict import VERDICTS, CellVerdict, Verdict, blocks
 from .inputs import Inputs
 from .measure.cell_result import CellResult
 from .measure.table import DEFINITIONS, METRICS
 from .options import Settings
 from .spec.topology import Topology
-
-QUIET = frozenset({Verdict.PASS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +48,35 @@ class LaunchRecord:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class JudgedCell:
-    """The gate's answer for one cell, ready to show."""
+    """One launch of one cell with the gate's answer; stage 2 may replace `verdict`, once."""
 
-    verdict: Verdict
-    notable: tuple[str, ...]
-    """One line for every metric that is not a plain PASS, worst first."""
+    topology: Topology
+    launch: int
+    result: CellResult
+    key: BaselineKey
+    ref: CellRef
+    baseline: CellBaseline | None
+    verdict: CellVerdict
+    stored: Launch | None
+    """What a baseline would keep of it; None when nothing gated was measured."""
+    accepted: bool
+    """This run's update makes its numbers the new normal, so that its item passes whatever the verdict."""
+
+    @property
+    def id(self) -> str:
+        """Name within the session: cells of several topologies are decided together."""
+        return f"{self.topology.name} {self.result.cell} #{self.launch}"
+
+    @property
+    def notable(self) -> tuple[str, ...]:
+        """One line for every metric that is not a plain PASS, worst first."""
+        rows = sorted(self.verdict.rows, key=lambda row: -VERDICTS[row.verdict].rank)
+        lines = tuple(row.line() for row in rows if row.verdict is not Verdict.PASS)
+        if self.verdict.verdict is Verdict.NO_BASELINE and len(lines) > 1:
+            return (f"{Verdict.NO_BASELINE}: {rows[0].note}",)
+        return lines
 
 
 class Judging:
@@ -66,57 +87,75 @@ class Judging:
         self._inputs = inputs
         self._run_id = run_id
         self._mode = Mode(settings["update_baselines"]) if settings["update_baselines"] else None
-        self._store = BaselineStore(root / settings["baselines"], METRICS, trust_edits=self._mode is Mode.FIX)
+        self.store = BaselineStore(root / settings["baselines"], METRICS, trust_edits=self._mode is Mode.FIX)
         required = settings["require_baseline"] or ("yes" if os.environ.get("CI") else "no")
         self._require_baseline = required == "yes"
-        self._outcomes: list[Outcome] = []
-        self._history: list[HistoryEntry] = []
+        self.cells: list[JudgedCell] = []
         if settings["baseline_reason"] and self._mode is None:
             raise UsageProblem("--baseline-reason does nothing without --update-baselines")
 
     def prepare(self, topologies: Sequence[Topology], hardware: Hardware) -> None:
         """Read the baselines of the selected topologies now. Raises BaselineProblem, a usage error, for a bad file."""
         for topology in topologies:
-            self._store.load(self._key(topology, hardware))
+            self.store.load(self._key(topology, hardware))
 
-    def judge(
-        self, topology: Topology, result: CellResult, record: LaunchRecord, launch: int
-    ) -> tuple[JudgedCell, str]:
-        """The verdict of a cell, and the failure message of its item (empty when nothing blocks)."""
+    def judge(self, topology: Topology, result: CellResult, record: LaunchRecord, launch: int) -> JudgedCell:
+        """Stage 1: hold a cell against its baseline."""
         now = datetime.now(UTC)
         key, ref = self._key(topology, record.hardware), self._ref(result)
-        baseline = self._store.find(key, ref)
+        baseline = self.store.find(key, ref)
         verdict = judge(
             result,
             baseline,
-            self._store.siblings(key, ref),
+            self.store.siblings(key, ref),
             self._inputs.tolerances,
             taken=now,
-            absent="" if baseline else self._store.nearest(key, ref),
+            absent="" if baseline else self.store.nearest(key, ref),
         )
-        verdict = _final(verdict)
-        self._remember(key, ref, verdict, result, record, launch, now)
-        lines = [
-            line for row, line in zip(_worst_first(verdict), verdict.lines(), strict=True) if row not in QUIET
-        ]
-        if verdict.verdict is Verdict.NO_BASELINE and len(set(lines)) > 1:
-            lines = [f"NO_BASELINE: {verdict.rows[0].note}"]
-        judged = JudgedCell(verdict.verdict, tuple(lines))
-        if not blocks(verdict.verdict, self._require_baseline) or self._accepted(
-            verdict.verdict, baseline is not None
-        ):
-            return judged, ""
-        return judged, "\n".join([f"{topology.name} {result.cell}: {verdict.verdict}", *lines])
+        reason = self._settings["baseline_reason"] or ""
+        cell = JudgedCell(
+            topology=topology,
+            launch=launch,
+            result=result,
+            key=key,
+            ref=ref,
+            baseline=baseline,
+            verdict=verdict,
+            stored=_launch(result, record, f"{self._run_id}-{launch}", self._run_id, now, reason),
+            accepted=self._accepted(verdict.verdict, baseline is not None),
+        )
+        self.cells.append(cell)
+        return cell
+
+    def problem(self, cell: JudgedCell) -> str:
+        """The failure message of a cell's item, empty when nothing blocks."""
+        if cell.accepted or not blocks(cell.verdict.verdict, self._require_baseline):
+            return ""
+        return "\n".join([f"{cell.topology.name} {cell.result.cell}: {cell.verdict.verdict}", *cell.notable])
+
+    def suspects(self, cell: JudgedCell) -> tuple[Suspect, ...]:
+        """What stage 2 has to look at in a cell."""
+        if cell.baseline is None or cell.accepted:
+            return ()
+        siblings = self.store.siblings(cell.key, cell.ref)
+        return suspects_of(
+            cell.result, cell.verdict, cell.baseline, siblings, self._inputs.tolerances, cell=cell.id
+        )
 
     def finish(self) -> list[str]:
         """Append history, update baselines if asked, and say old -> new for each change."""
         if not self._settings.simulated:
-            self._store.append_history(self._history)
-        if self._mode is None or not self._outcomes:
+            self.store.append_history([self._history(cell) for cell in self.cells])
+        outcomes = [
+            Outcome(cell.key, cell.ref, cell.verdict, cell.stored)
+            for cell in self.cells
+            if cell.stored is not None
+        ]
+        if self._mode is None or not outcomes:
             return []
         known = [f"{self._inputs.workload.name}/{cell.id}" for cell in self._inputs.workload.cells]
-        changes = self._store.update(
-            self._outcomes,
+        changes = self.store.update(
+            outcomes,
             self._mode,
             self._settings["baseline_reason"] or "",
             datetime.now(UTC),
@@ -151,59 +190,24 @@ class Judging:
 
     def _ref(self, result: CellResult) -> CellRef:
         cell = next(cell for cell in self._inputs.workload.cells if cell.id == result.cell)
-        return CellRef(result.workload, result.cell, digest_of(cell.model_dump(mode="json")))
+        return CellRef(result.workload, result.cell, digest_of(cell.load))
 
-    def _remember(
-        self,
-        key: BaselineKey,
-        ref: CellRef,
-        verdict: CellVerdict,
-        result: CellResult,
-        record: LaunchRecord,
-        launch: int,
-        now: datetime,
-    ) -> None:
-        launch_id = f"{self._run_id}-{launch}"
-        stored = _launch(result, record, launch_id, now, self._settings["baseline_reason"] or "")
-        if stored is not None:
-            self._outcomes.append(Outcome(key, ref, verdict, stored))
-        self._history.append(
-            HistoryEntry(
-                key=key,
-                workload=ref.workload,
-                cell=ref.cell,
-                workload_digest=ref.digest,
-                verdict=verdict.verdict,
-                notes=tuple(row.note for row in verdict.rows if row.note),
-                session=self._run_id,
-                launch=stored,
-                launch_id=launch_id,
-            )
+    def _history(self, cell: JudgedCell) -> HistoryEntry:
+        return HistoryEntry(
+            key=cell.key,
+            workload=cell.ref.workload,
+            cell=cell.ref.cell,
+            workload_digest=cell.ref.digest,
+            verdict=cell.verdict.verdict,
+            notes=tuple(row.note for row in cell.verdict.rows if row.note),
+            session=self._run_id,
+            launch=cell.stored,
+            launch_id=f"{self._run_id}-{cell.launch}",
         )
 
 
-def _worst_first(verdict: CellVerdict) -> list[Verdict]:
-    from .gate.verdict import VERDICTS
-
-    return [row.verdict for row in sorted(verdict.rows, key=lambda row: -VERDICTS[row.verdict].rank)]
-
-
-def _final(verdict: CellVerdict) -> CellVerdict:
-    """Without a confirmation stage a suspect's first measurement is the last word, and says so."""
-    if not verdict.suspects:
-        return verdict
-    rows = tuple(
-        replace(row, verdict=Verdict.FAIL, note=f"{row.note}; not measured again")
-        if row.verdict is Verdict.SUSPECT
-        else row
-        for row in verdict.rows
-    )
-    worst = Verdict.FAIL if verdict.verdict is Verdict.SUSPECT else verdict.verdict
-    return CellVerdict(rows=rows, verdict=worst)
-
-
 def _launch(
-    result: CellResult, record: LaunchRecord, launch_id: str, now: datetime, reason: str
+    result: CellResult, record: LaunchRecord, launch_id: str, run_id: str, now: datetime, reason: str
 ) -> Launch | None:
     values: dict[str, float] = {}
     counts: dict[str, int] = {}
@@ -217,6 +221,7 @@ def _launch(
         return None
     return Launch(
         id=launch_id,
+        session=run_id,
         date=now,
         values=values,
         n=counts,

@@ -157,6 +157,24 @@ OPTIONS: tuple[Option, ...] = (
         const="yes",
     ),
     Option(
+        "confirm",
+        "what fresh launches look at again before a FAIL: nothing, what stage 1 suspects, or every series",
+        metavar="WHAT",
+        choices=("never", "suspects", "all"),
+        default="suspects",
+    ),
+    Option(
+        "reference",
+        "virtual environment of the build to compare with: suspects are then launched reference, new, new, reference",
+        metavar="DIR",
+    ),
+    Option(
+        "budget",
+        "time for the whole session after which no fresh launch begins, such as 45m; what is then open stays SUSPECT",
+        metavar="TIME",
+        parse=positive_seconds,
+    ),
+    Option(
         "require_evidence",
         "yes: a PD cell whose disaggregation is not proven is INVALID; no: it is only reported",
         metavar="yes|no",

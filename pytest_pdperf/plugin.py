@@ -106,16 +106,45 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError(str(problem)) from None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """With `--plan`, print and start nothing."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """With `--plan`, print and start nothing; else let fresh launches decide the suspects after the last item."""
     pdperf = session.config.stash.get(SESSION, None)
-    if pdperf is None or not pdperf.settings["plan"] or session.config.option.collectonly:
-        return None
-    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
-    for line in pdperf.describe_plan():
-        reporter.write_line(line)
-    return True
+    if pdperf is None or session.config.option.collectonly:
+        return (yield)
+    if pdperf.settings["plan"]:
+        reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+        for line in pdperf.describe_plan():
+            reporter.write_line(line)
+        session.items.clear()
+        return (yield)
+    result = yield
+    items = {item.nodeid: item for item in session.items}
+    for nodeid, problem in pdperf.confirm().items():
+        if nodeid in items:
+            _report_again(items[nodeid], problem, pdperf.properties_of(nodeid))
+    return result
+
+
+def _report_again(item: pytest.Item, problem: str, properties: list[tuple[str, object]]) -> None:
+    """The final outcome of an item that was first reported as suspect."""
+    report = pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords=dict.fromkeys(item.keywords, 1),
+        outcome="failed" if problem else "passed",
+        longrepr=problem or None,
+        when="call",
+        user_properties=properties,
+    )
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    item.ihook.pytest_runtest_logreport(report=report)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Name the outcome of an item that waits for fresh launches."""
+    return ("suspect", "S", "SUSPECT") if str(report.outcome) == "suspect" else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -127,6 +156,8 @@ def pytest_runtest_makereport(
     pdperf = item.config.stash.get(SESSION, None)
     if pdperf is not None and call.when == "call":
         report.user_properties.extend(pdperf.properties_of(item.nodeid))
+        if report.passed and pdperf.awaits_confirmation(item.nodeid):
+            report.outcome = "suspect"  # type: ignore[assignment]
     return report
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from .bench import Bench, TopologyLaunch
+from .confirming import Confirming
 from .errors import UsageProblem
 from .gpus.grammar import Device
 from .inputs import Inputs, read_inputs
-from .judging import Judging
+from .judging import JudgedCell, Judging
 from .measure.cell_result import CellResult
 from .options import BY_NAME, Settings
 from .report.outcomes import CellOutcome, RunSummary, load, save
@@ -36,6 +37,7 @@ class Session:
     folder: Path
     bench: Bench
     judging: Judging
+    confirming: Confirming
     worker: str
     """Name of the xdist worker, empty without xdist."""
 
@@ -158,12 +160,39 @@ class Session:
 
     def judge(self, nodeid: str, topology: Topology, result: CellResult) -> str:
         """Hold a result against its baseline; returns the failure message, empty when nothing blocks."""
-        judged, problem = self.judging.judge(
-            topology, result, self.bench.launch_record(), self.bench.launch.number
+        cell = self.judging.judge(topology, result, self.bench.launch_record(), self.bench.launch.number)
+        if not self.confirming.enabled:
+            self.confirming.settle(cell)
+        self._show(cell)
+        return "" if self.confirming.pending(cell) else self._message(cell)
+
+    def awaits_confirmation(self, nodeid: str) -> bool:
+        """True while an item's verdict is SUSPECT and fresh launches will decide it."""
+        return any(o.nodeid == nodeid and o.verdict == "SUSPECT" for o in self._outcomes.values())
+
+    def confirm(self) -> dict[str, str]:
+        """Stage 2: item -> its failure message, empty where fresh launches cleared it."""
+        settled = self.confirming.run()
+        for cell in settled:
+            self._show(cell)
+        return {self._outcome(cell).nodeid: self._message(cell) for cell in settled}
+
+    def _outcome(self, cell: JudgedCell) -> CellOutcome:
+        return self._outcomes[(cell.topology.name, cell.result.cell, cell.launch)]
+
+    def _show(self, cell: JudgedCell) -> None:
+        """Bring the cell's file up to date with the gate's answer."""
+        verdict = cell.verdict
+        self._keep(
+            replace(
+                self._outcome(cell), verdict=verdict.verdict.value, rows=cell.notable, judged=verdict.rows
+            )
         )
-        place = (topology.name, result.cell, self.bench.launch.number)
-        self._keep(replace(self._outcomes[place], verdict=judged.verdict.value, rows=judged.notable))
-        return f"{problem}\nre-run just this cell:\n  {self.rerun(nodeid)}" if problem else ""
+
+    def _message(self, cell: JudgedCell) -> str:
+        problem = self.judging.problem(cell)
+        rerun = self.rerun(self._outcome(cell).nodeid)
+        return f"{problem}\nre-run just this cell:\n  {rerun}" if problem else ""
 
     def greedy_answers(self, stack: Stack, length: int) -> dict[str, tuple[int, ...]]:
         """Greedy tokens for one fixed prompt by every way to reach an engine, and from earlier topologies."""
@@ -230,12 +259,14 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
     workerinput: Mapping[str, Any] = getattr(config, "workerinput", {})
     now = datetime.now(UTC)
     run_id = str(workerinput.get("pdperf_run_id") or f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}")
-    inputs = read_inputs(settings, config.rootpath)
-    folder = config.rootpath / settings["pdperf_results"] / run_id
+    root = project_root(config.rootpath, config.inipath, config.invocation_params.dir)
+    inputs = read_inputs(settings, root)
+    folder = root / settings["pdperf_results"] / run_id
     if not settings["plan"] and not config.option.collectonly:
         _make_folder(folder)
-    bench = Bench(settings=settings, inputs=inputs, run_id=run_id, folder=folder, progress=_progress(config))
-    judging = Judging(settings=settings, inputs=inputs, root=config.rootpath, run_id=run_id)
+    progress = _progress(config)
+    bench = Bench(settings=settings, inputs=inputs, run_id=run_id, folder=folder, progress=progress)
+    judging = Judging(settings=settings, inputs=inputs, root=root, run_id=run_id)
     return Session(
         settings=settings,
         inputs=inputs,
@@ -243,8 +274,18 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
         folder=folder,
         bench=bench,
         judging=judging,
+        confirming=Confirming(settings, bench, judging, inputs.workload.name, progress),
         worker=str(workerinput.get("workerid", "")),
     )
+
+
+def project_root(rootpath: Path, inipath: Path | None, invoked: Path) -> Path:
+    """Folder that holds the project's fixtures/, baselines/ and results: pytest's root, unless it went astray.
+
+    pytest finds its root before it knows this plugin's options, and takes the value of `--model /models/m`
+    for a test path. A root without an ini file, or one that does not hold the current folder, is no project.
+    """
+    return rootpath if inipath is not None and rootpath in (invoked, *invoked.parents) else invoked
 
 
 def _make_folder(folder: Path) -> None:

@@ -103,13 +103,16 @@ def test_a_slower_decode_fails_is_accepted_with_a_reason_and_passes_again(projec
     assert failed.ret == pytest.ExitCode.TESTS_FAILED
     failed.stdout.fnmatch_lines(
         [
-            "*FAIL*tpot_ms_p50*ms vs * ms*worse*limit*B=1*",
+            "*suspect series in 1 cells: no reference build, so two more launches, unpaired*",
+            "*FAIL*tpot_ms_p50*ms vs * ms*worse*limit*B=1*confirmed by 2 more launches*",
             "*re-run just this cell:*",
             "*pytest*test_perf.py::*--sim-fault=*",
         ]
     )
 
-    refused = run(project, *slow, "--update-baselines")
+    assert failed.parseoutcomes() == {"failed": 1, "suspect": 1}
+
+    refused = run(project, *slow, "--update-baselines", "--confirm=never")
     assert refused.ret == pytest.ExitCode.TESTS_FAILED
     refused.stdout.fnmatch_lines(["*refused*--baseline-reason*"])
 
@@ -120,6 +123,23 @@ def test_a_slower_decode_fails_is_accepted_with_a_reason_and_passes_again(projec
     assert [pin["status"] for pin in pins] == ["current", "superseded"]
 
     assert run(project, *slow, "--require-baseline=yes").ret == 0
+
+
+def test_with_a_reference_build_suspects_are_launched_in_both_builds(project: pytest.Pytester) -> None:
+    assert run(project, "--update-baselines=create").ret == 0
+    result = run(project, "--sim-fault", "decode_step=1.3", "--reference", sys.prefix)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*FAIL*tpot_ms_p50*confirmed by A B B A: *worse than the reference build*"])
+    names = [path.name for path in (project.path / "pdperf-results").glob("*/logs/one-launch*")]
+    assert len(names) == 4
+    assert len([name for name in names if name.endswith("-reference")]) == 2
+
+
+def test_a_budget_that_is_used_up_leaves_suspects_open_and_red(project: pytest.Pytester) -> None:
+    assert run(project, "--update-baselines=create").ret == 0
+    result = run(project, "--sim-fault", "decode_step=1.3", "--budget", "1s")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*budget is used up*", "*SUSPECT*tpot_ms_p50*not confirmed*"])
 
 
 def test_a_role_that_dies_fails_its_cell_with_the_reason_and_leaves_nothing(project: pytest.Pytester) -> None:
