@@ -5,38 +5,50 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from . import __version__
+from .commands import completion, doctor, history, init, report
 from .errors import UsageProblem
+
+EXAMPLES = """\
+examples:
+  pdperf doctor                            is this node fit to measure on?
+  pdperf init                              put the suite into this repository
+  pdperf report                            the newest run as a table
+  pdperf report OLD NEW --html diff.html   two runs as one page
+  pdperf history --cell 'in512-*'          how cells went over the nights
+
+Runs themselves are pytest's business: pytest -m pd --gpus 0-7
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all subcommands; heavy rooms are imported by a subcommand when it runs."""
+    parser = argparse.ArgumentParser(
+        prog="pdperf",
+        description="Around pytest-pdperf runs: reports, history, set-up, checks.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pdperf {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (report, history, init, doctor, completion):
+        command.add(commands)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Returns 0, 1 when a shown run has blocking verdicts, 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="pdperf", description="Around pytest-pdperf runs.")
-    parser.add_argument("--version", action="version", version=f"pdperf {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    report = commands.add_parser("report", help="show the table of a finished or broken-off run")
-    report.add_argument("run", type=Path, help="folder of the run, below pdperf-results/")
-    arguments = parser.parse_args(argv)
+    """Entry point. Returns 0, 1 when what is shown is bad news, 2 for bad input."""
+    arguments = build_parser().parse_args(argv)
     try:
-        return _report(arguments.run)
+        return int(arguments.run(arguments))
     except UsageProblem as problem:
         print(f"pdperf: {problem}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
 
 
-def _report(run: Path) -> int:
-    from .report.outcomes import load
-    from .report.terminal import render_table
-
-    cells = run / "cells"
-    if not cells.is_dir():
-        raise UsageProblem(f"{run}: not the folder of a run ({cells} is missing)")
-    outcomes, problems = load(cells)
-    for problem in problems:
-        print(f"pdperf: warning: {problem}", file=sys.stderr)
-    if not outcomes:
-        raise UsageProblem(f"{run}: no cell was finished")
-    print(render_table(outcomes, colour=sys.stdout.isatty()))
-    return 1 if any(outcome.verdict in ("FAIL", "INVALID") for outcome in outcomes) else 0
+if __name__ == "__main__":
+    sys.exit(main())

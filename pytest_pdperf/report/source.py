@@ -18,6 +18,7 @@ from .published import PublishedTable, read_published
 _FILE = re.compile(r"(?P<topology>.+?)--(?P<cell>.+?)(?:\.launch(?P<launch>\d+))?\.json\Z")
 _LAUNCH = re.compile(r"(?P<topology>.+)-launch(?P<launch>\d+)\Z")
 _SIMULATED = "sim"
+"""First word of every simulated engine's name, and of no other's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ def _environments(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
 
 
 def _is_simulated(outcomes: Sequence[CellOutcome], environments: Mapping[str, Mapping[str, Any]]) -> bool:
-    if any(outcome.engine == _SIMULATED for outcome in outcomes):
+    if any(outcome.engine.partition("-")[0] == _SIMULATED for outcome in outcomes):
         return True
     versions = [record.get("versions") for record in environments.values()]
     return any("simulated" in str(found.get("engine", "")) for found in versions if isinstance(found, dict))
