@@ -48,6 +48,8 @@ class CellView:
     row: Row
     unfolded: bool
     charts: tuple[Figure, ...]
+    stages: Figure | None
+    """Stages of the TTFT, where an engine told them."""
     timelines: tuple[Figure, ...]
     numbers: tuple[NumberRow, ...]
     notes: tuple[str, ...]
@@ -85,6 +87,7 @@ def _view(number: int, row: Row) -> CellView:
         row=row,
         unfolded=bool(verdicts & ATTENTION) or broken or number == 0,
         charts=tuple(_charts(row, samples)),
+        stages=_stage_figure(row),
         timelines=tuple(_timelines(samples)),
         numbers=tuple(_numbers(row)),
         notes=tuple(dict.fromkeys(notes)),
@@ -109,11 +112,15 @@ def _charts(row: Row, samples: Sequence[tuple[Series, Samples]]) -> Iterator[Fig
                 ecdf(curves, what),
                 METRICS[f"{stem}_max"].definition.partition(": ")[2],
             )
+
+
+def _stage_figure(row: Row) -> Figure | None:
     splits = [(s, o.ttft_split) for s, o in row.outcomes() if o.ttft_split is not None]
-    if splits:
-        bars = [(series.label, _stages(split)) for series, split in splits]
-        words = "; ".join(f"{series.label}: {_closure(split)}" for series, split in splits)
-        yield Figure("Stages of the mean TTFT", stage_bars(bars, STAGES), words)
+    if not splits:
+        return None
+    bars = [(series.label, _stages(split)) for series, split in splits]
+    words = "; ".join(f"{series.label}: {_closure(split)}" for series, split in splits)
+    return Figure("Stages of the mean TTFT", stage_bars(bars, STAGES), words)
 
 
 def _stages(split: TtftSplit) -> list[tuple[str, float, str]]:

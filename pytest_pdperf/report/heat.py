@@ -87,7 +87,7 @@ def against_reference(grid: Grid, row: Row, series: Series, outcome: CellOutcome
     unit = threshold(metric)
     return Tile(
         shown(value),
-        f"{change * metric.direction:+.0%}",
+        _percent(change * metric.direction),
         _tone(change, (unit, 3 * unit, 10 * unit)),
         f"{tip(metric, value)}\n{words}\ndifferences below {unit:.0%} are left uncoloured",
     )
@@ -132,7 +132,13 @@ def shown(value: MetricValue) -> str:
 def signed(row: VerdictRow) -> str:
     """Change of a judged row as it reads: +12 % of a latency is slower, of a throughput faster."""
     assert row.change is not None
-    return f"{row.change * row.direction:+.0%}"
+    return _percent(row.change * row.direction)
+
+
+def _percent(change: float) -> str:
+    """Whole percent with its sign; no sign for what rounds to nothing."""
+    text = f"{change:+.0%}"
+    return "0%" if text in ("+0%", "-0%") else text
 
 
 def tip(metric: Metric, value: MetricValue) -> str:

@@ -226,3 +226,9 @@ def test_side_by_side_colours_compare_with_the_reference() -> None:
     assert against_reference(grid, row, first, one, METRICS["output_tps"]).change == "-10%"
     assert against_reference(grid, row, second, other, METRICS["ttft_ms_p50"]).tone == "plain"
     assert [metric.id for metric in columns_of(grid)] == ["ttft_ms_p50", "output_tps"]
+
+
+@pytest.mark.parametrize(("change", "text"), [(0.004, "0%"), (-0.004, "0%"), (0.006, "+1%"), (-0.5, "-50%")])
+def test_a_change_that_rounds_to_nothing_has_no_sign(change: float, text: str) -> None:
+    row = judged_row("ttft_ms_p50", Verdict.PASS, 100.0, 100.0, change)
+    assert against_baseline(outcome(ttft_ms_p50=100.0, judged=(row,)), METRICS["ttft_ms_p50"]).change == text
