@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from .gpus.grammar import GpuRequest, parse_gpus
 from .options import Settings
 from .routers.base import Router
 from .routers.registry import get_router
+from .spec.fit import misfit
 from .spec.loader import find_topologies, find_workload, load_tolerances, shipped_fixtures
 from .spec.tolerances import Tolerances
 from .spec.topology import FlagValue, Role, Topology
@@ -182,18 +182,7 @@ def _tolerances(folders: Sequence[Path]) -> Tolerances:
 
 def check_context(topology: Topology, workload: Workload, engine_args: Mapping[str, FlagValue]) -> None:
     """Refuse cells that cannot fit the engine's context before anything starts. Raises UsageProblem."""
-    limit = engine_args.get("max_model_len", topology.engine_args.get("max_model_len"))
-    if not isinstance(limit, int):
-        return
+    asked = topology.model_copy(update={"engine_args": {**topology.engine_args, **engine_args}})
     for cell in workload.cells:
-        if cell.max_context > limit:
-            raise UsageProblem(
-                f"workload {workload.name}: cell {cell.id} needs {cell.max_context} tokens of context, topology "
-                f"{topology.name} has max_model_len {limit}; raise it: --engine-arg max_model_len={cell.max_context}"
-            )
-
-
-def which(programs: Programs, name: str) -> str | None:
-    """Full path of a program as the launchers would find it."""
-    found = programs.find(name)
-    return str(found) if found else shutil.which(name)
+        if why := misfit(asked, cell):
+            raise UsageProblem(f"workload {workload.name}: {why}, or choose another --workload")

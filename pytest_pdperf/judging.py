@@ -13,7 +13,7 @@ from pathlib import Path
 from .errors import UsageProblem
 from .gate.adapter import judge, suspects_of
 from .gate.baseline import CellBaseline, Launch
-from .gate.catalogue import spec_of
+from .gate.catalogue import nearest, spec_of
 from .gate.confirm import Suspect
 from .gate.fingerprint import BaselineKey, CellRef, digest_of
 from .gate.history import HistoryEntry
@@ -89,8 +89,13 @@ class Judging:
         self._mode = Mode(settings["update_baselines"]) if settings["update_baselines"] else None
         self.store = BaselineStore(root / settings["baselines"], METRICS, trust_edits=self._mode is Mode.FIX)
         required = settings["require_baseline"] or ("yes" if os.environ.get("CI") else "no")
-        self._require_baseline = required == "yes"
+        self.require_baseline = required == "yes"
         self.cells: list[JudgedCell] = []
+        dead = inputs.tolerances.dead_metrics(METRICS)
+        if dead:
+            raise UsageProblem(
+                f"tolerances: no metric is called {dead[0]!r}; nearest: {nearest(dead[0], METRICS) or 'none'}"
+            )
         if settings["baseline_reason"] and self._mode is None:
             raise UsageProblem("--baseline-reason does nothing without --update-baselines")
 
@@ -129,7 +134,7 @@ class Judging:
 
     def problem(self, cell: JudgedCell) -> str:
         """The failure message of a cell's item, empty when nothing blocks."""
-        if cell.accepted or not blocks(cell.verdict.verdict, self._require_baseline):
+        if cell.accepted or not blocks(cell.verdict.verdict, self.require_baseline):
             return ""
         return "\n".join([f"{cell.topology.name} {cell.result.cell}: {cell.verdict.verdict}", *cell.notable])
 

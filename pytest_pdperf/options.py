@@ -190,6 +190,11 @@ OPTIONS: tuple[Option, ...] = (
         default="pdperf-results",
     ),
     Option(
+        "resume",
+        "go on with a broken-off run: its finished cells are kept and not measured again",
+        metavar="RUN",
+    ),
+    Option(
         "startup_timeout",
         "deadline for one topology to come up, in seconds or as 90s, 15m",
         metavar="TIME",

@@ -95,6 +95,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--resume`, leave out what the broken-off run has measured already."""
+    pdperf = config.stash.get(SESSION, None)
+    if pdperf is not None and (done := pdperf.finished(items)):
+        items[:] = [item for item in items if item not in done]
+        config.hook.pytest_deselected(items=done)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Check what the selected items need (GPUs, programs, ports) once, before the first of them starts."""
     pdperf = session.config.stash.get(SESSION, None)
@@ -175,11 +184,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         pdperf.close()
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Show the tables and what became of the baselines."""
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Show the tables and what became of the baselines; write the reports."""
     pdperf = config.stash.get(SESSION, None)
     if pdperf is None:
         return
+    from .report.ci import write_run_outputs
     from .report.terminal import write_summary
 
-    write_summary(terminalreporter, pdperf.summary())
+    summary = pdperf.summary()
+    write_summary(terminalreporter, summary)
+    if summary.outcomes:
+        written = write_run_outputs(
+            summary,
+            require_baseline=pdperf.judging.require_baseline,
+            exit_status=int(exitstatus),
+            emit=terminalreporter.write_line,
+        )
+        if written:
+            terminalreporter.write_line("reports: " + ", ".join(path.name for path in written))

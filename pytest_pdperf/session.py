@@ -93,6 +93,17 @@ class Session:
             return [pytest.param(None, id="none", marks=pytest.mark.skip(reason=reason))]
         return [pytest.param(cell, id=cell.id) for cell in wanted]
 
+    def finished(self, items: Sequence[pytest.Item]) -> list[pytest.Item]:
+        """Items that the run to be resumed has measured already and that need no second look."""
+        if not self.settings["resume"]:
+            return []
+        outcomes, _ = load(self.folder / "cells")
+        kept = {o.nodeid: o for o in outcomes if o.verdict not in ("", "INVALID", "SUSPECT")}
+        done = [item for item in items if item.nodeid in kept]
+        self._outcomes |= {(o.topology, o.result.cell, o.launch): o for o in kept.values()}
+        self.bench.problems.append(f"resumed: {len(done)} cells kept from run {self.run_id}")
+        return done
+
     def prepare(self, items: Sequence[pytest.Item]) -> None:
         """Check what the selected items need. Raises UsageProblem before anything starts."""
         launches: dict[str, TopologyLaunch] = {}
@@ -258,10 +269,20 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
     """Read and check all input. Raises UsageProblem."""
     workerinput: Mapping[str, Any] = getattr(config, "workerinput", {})
     now = datetime.now(UTC)
-    run_id = str(workerinput.get("pdperf_run_id") or f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}")
+    run_id = str(
+        workerinput.get("pdperf_run_id")
+        or settings["resume"]
+        or f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
+    )
     root = project_root(config.rootpath, config.inipath, config.invocation_params.dir)
     inputs = read_inputs(settings, root)
     folder = root / settings["pdperf_results"] / run_id
+    if settings["resume"] and not (folder / "cells").is_dir():
+        others = (
+            sorted(path.name for path in folder.parent.glob("*/cells/..")) if folder.parent.is_dir() else []
+        )
+        hint = f"; the newest there is {others[-1]}" if others else ""
+        raise UsageProblem(f"--resume {run_id}: no such run in {folder.parent}{hint}")
     if not settings["plan"] and not config.option.collectonly:
         _make_folder(folder)
     progress = _progress(config)

@@ -142,6 +142,22 @@ def test_a_budget_that_is_used_up_leaves_suspects_open_and_red(project: pytest.P
     result.stdout.fnmatch_lines(["*budget is used up*", "*SUSPECT*tpot_ms_p50*not confirmed*"])
 
 
+def test_a_broken_off_run_is_resumed_without_its_finished_cells(project: pytest.Pytester) -> None:
+    workload = project.path / "fixtures" / "workloads" / "small.yaml"
+    workload.write_text(ONE_CELL.replace("[64/48]", "[64/48, 32/16]"))
+    assert run(project, "-k", "in64-out48-c2").ret == 0
+    first = only_run(project)
+    (first / "cells" / "one--in32-out16-c2.json").write_text('{"schema": 1, "nodeid": "half a fi')
+    rest = run(project, "--resume", first.name)
+    assert rest.parseoutcomes() == {"passed": 1, "deselected": 1}
+    rest.stdout.fnmatch_lines(
+        ["in32-out16-c2*12/12*", "in64-out48-c2*12/12*", "*resumed: 1 cells kept*"], consecutive=False
+    )
+    assert only_run(project) == first
+    names = {path.name for path in first.iterdir()}
+    assert {"report.html", "report.md", "summary.json"} <= names
+
+
 def test_a_role_that_dies_fails_its_cell_with_the_reason_and_leaves_nothing(project: pytest.Pytester) -> None:
     result = run(project, "--sim-fault", "server.die_after_tokens=200")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

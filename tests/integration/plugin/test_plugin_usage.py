@@ -74,8 +74,13 @@ BAD = {
         ["*does nothing without --update-baselines*"],
     ),
     "context overflow": (
-        ["--engine", "sim", "--engine-arg", "max_model_len=64"],
-        ["*max_model_len 64*raise it with*"],
+        ["--engine", "sim", "--engine-arg", "max_model_len=1000"],
+        ["*in1024-out32-c1*1056 tokens*1000*raise max_model_len*"],
+    ),
+    "unknown run": (["--engine", "sim", "--resume", "20260101-1"], ["*--resume 20260101-1: no such run*"]),
+    "reference": (
+        ["--engine", "sim", "--reference", "nowhere"],
+        ["*--reference nowhere: no virtual environment*"],
     ),
     "bad duration": (["--engine", "sim", "--startup-timeout", "soon"], ["*--startup-timeout*soon*"]),
 }
