@@ -11,14 +11,13 @@ from pathlib import Path
 import orjson
 
 from .errors import RoleDied, UsageProblem
-from .evidence.drain import wait_drained
+from .evidence.cell_evidence import CellEvidence, Watched
+from .evidence.cell_window import StackWatch
 from .evidence.environment import Environment, read_environment
-from .evidence.record import Evidence, Expected, Status
-from .evidence.scrape import scrape
-from .evidence.verdict import judge_evidence
+from .evidence.record import Status
 from .gpus.busy import check_idle
 from .gpus.grammar import Device, DeviceKind, resolve
-from .gpus.inventory import Inventory
+from .gpus.inventory import Gpu, Inventory
 from .gpus.lease import Lease, acquire
 from .gpus.nvml import read_inventory
 from .gpus.placement import Placement, place
@@ -27,23 +26,20 @@ from .judging import Hardware, LaunchRecord
 from .load.run import run_cell
 from .load.target import Target
 from .measure.cell_result import CellResult
-from .measure.records import CellRecords
+from .measure.mixed import Mixed, compare_streams
 from .measure.summarise import summarise
 from .options import Settings
 from .spec.topology import FlagValue, Kind, Role, Topology
 from .spec.workload import Cell
 from .stack.greedy import probe
 from .stack.launch import Stack, launch
+from .stack.overhead import measure_router_overhead
 from .stack.pairs import probe_pair
 from .stack.plan import LaunchPlan, check_model, plan_launch
 from .stack.ports import PortRegistry
 
 MAX_BRING_UPS = 3
 """Of one launch: the first, and two more after a role died."""
-
-DRAIN_TIMEOUT_S = 30.0
-DRAIN_POLL_S = 0.1
-SCRAPE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +56,16 @@ class TopologyLaunch:
         """Name of the launch in folders and messages."""
         name = self.topology.name if self.number == 1 else f"{self.topology.name}-launch{self.number}"
         return f"{name}-reference" if self.reference else name
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of one cell: its numbers and what the servers say about them."""
+
+    result: CellResult
+    seen: CellEvidence
+    mixed: Mixed | None = None
+    """How the streams of a mixed cell met; None for cells with one stream."""
 
 
 class Bench:
@@ -84,6 +90,7 @@ class Bench:
         self._launch: TopologyLaunch | None = None
         self._stack: Stack | None = None
         self._bring_ups = 0
+        self._watch: StackWatch | None = None
         self._environment: Environment | None = None
         self._greedy: dict[int, dict[str, tuple[int, ...]]] = {}
 
@@ -171,6 +178,7 @@ class Bench:
             progress=lambda text: self._progress(text, detail=True),
         )
         self._environment = self._read_environment(self._stack)
+        self._watch = StackWatch(self._watched(self._stack))
         line = f"{self.launch.id} up in {time.monotonic() - started:.1f} s"
         self.launch_lines.append(line)
         self._progress(line)
@@ -220,43 +228,68 @@ class Bench:
 
     # -- one cell ------------------------------------------------------------------------------------------
 
-    def measure(self, cell: Cell, workload: str) -> tuple[CellResult, Evidence]:
+    def measure(self, cell: Cell, workload: str) -> Measured:
         """Run a cell with evidence around it. Raises RoleDied at once when a process of the stack ends."""
         stack = self.stack()
         topology = self.launch.topology
-        before = scrape(stack.role_urls, SCRAPE_TIMEOUT_S)
-        records = run_cell(
-            self._target(stack),
-            cell,
-            seed=self._settings["workload_seed"],
-            salt=f"{self._run_id}/{self.launch.number}/{workload}/{cell.id}",
-            out_dir=self._folder / "records" / self.launch.id / cell.id,
-            check=stack.check,
-        )
-        drain = wait_drained(stack.role_urls, DRAIN_TIMEOUT_S, before=before, poll_s=DRAIN_POLL_S)
-        evidence = judge_evidence(
-            topology.kind,
-            before,
-            drain.snapshots,
-            _expected(records),
-            {instance.id: instance.role for instance in stack.plan.instances},
-        )
+        assert self._watch is not None, "a stack that nobody watches"
+        with self._watch.cell() as window:
+            records = run_cell(
+                self._target(stack),
+                cell,
+                seed=self._settings["workload_seed"],
+                salt=f"{self._run_id}/{self.launch.number}/{workload}/{cell.id}",
+                out_dir=self._folder / "records" / self.launch.id / cell.id,
+                check=stack.check,
+            )
+            seen = window.judge(records)
         result = summarise(records, cell, topology.name)
-        invalid = [f"evidence: {problem}" for problem in evidence.problems]
+        evidence, invalid = seen.evidence, list(seen.problems)
         required = topology.kind is Kind.PD and self._settings["require_evidence"] == "yes"
-        if required and evidence.status is not Status.PROVEN and not invalid:
-            invalid = [
+        if required and evidence.status is not Status.PROVEN and not evidence.problems:
+            invalid += [
                 f"evidence: {evidence.summary}",
                 *(f"evidence: {reason}" for reason in evidence.reasons),
             ]
-        if drain.status == "busy":
-            invalid += [f"not drained after {DRAIN_TIMEOUT_S:.0f} s: {reason}" for reason in drain.reasons]
-        return replace(result, invalid=(*result.invalid, *invalid)), evidence
+        result = replace(
+            result,
+            invalid=(*result.invalid, *invalid),
+            warnings=(*result.warnings, *seen.warnings),
+        )
+        return Measured(result, seen, compare_streams(records, cell))
 
     def measure_cell(self, cell_id: str, workload: str) -> CellResult:
         """Run a cell of the workload by its id, for a fresh launch that no test item stands for."""
         cell = next(cell for cell in self._inputs.workload.cells if cell.id == cell_id)
-        return self.measure(cell, workload)[0]
+        return self.measure(cell, workload).result
+
+    def _watched(self, stack: Stack) -> Watched:
+        """What evidence needs to know of a stack that has just come up; times its router while it is idle."""
+        topology = self.launch.topology
+        placed = self._placements[topology.name].placed
+        overhead = measure_router_overhead(stack.plan)
+        if overhead.reason:
+            self._progress(f"{self.launch.id}: router overhead not measured: {overhead.reason}", detail=True)
+        ends = {
+            role: [gpu for one in placed if one.role is role for gpu in self._gpus_of(one.devices)]
+            for role in (Role.PREFILL, Role.DECODE)
+        }
+        paths = [self._inventory.link(a, b) for a in ends[Role.PREFILL] for b in ends[Role.DECODE]]
+        return Watched(
+            kind=topology.kind,
+            roles={instance.id: instance.role for instance in stack.plan.instances},
+            urls=stack.role_urls,
+            logs=stack.logs,
+            uuids=tuple(dict.fromkeys(gpu.uuid for one in placed for gpu in self._gpus_of(one.devices))),
+            asked=topology.kv_transfer.transport if topology.kv_transfer else "auto",
+            nvlink_between=all(path.startswith("NV") for path in paths) if paths else None,
+            tensor_parallel=any(spec.tensor_parallel > 1 for spec in topology.roles.values()),
+            router_ms=overhead.added_ms,
+        )
+
+    def _gpus_of(self, devices: Sequence[Device]) -> list[Gpu]:
+        found = (self._inventory.gpu(device.uuid) for device in devices)
+        return [gpu for gpu in found if gpu is not None]
 
     def _target(self, stack: Stack) -> Target:
         topology = self.launch.topology
@@ -368,14 +401,3 @@ def prompt_vocabulary(model: str) -> tuple[int, int]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         size = usual
     return min(1000, size // 4), min(usual, size)
-
-
-def _expected(records: CellRecords) -> Expected:
-    """What the servers must have seen: unknown token sums stay unknown."""
-    prompts = [request.prompt_tokens for request in records.requests]
-    outputs = [request.completion_tokens for request in records.requests]
-    return Expected(
-        requests=len(records.requests),
-        prompt_tokens=None if None in prompts else sum(n for n in prompts if n is not None),
-        completion_tokens=None if None in outputs else sum(n for n in outputs if n is not None),
-    )

@@ -10,8 +10,11 @@ import pytest
 from .options import HOW_TO_RUN
 
 if TYPE_CHECKING:
+    from .bench import Measured
+    from .evidence.cell_evidence import CellEvidence
     from .gpus.grammar import Device
     from .measure.cell_result import CellResult
+    from .measure.mixed import Mixed
     from .session import Session
     from .spec.topology import Topology
     from .spec.workload import Cell
@@ -33,6 +36,22 @@ class Measure:
     def __call__(self, cell: Cell | None = None) -> CellResult:
         """Measure `cell` (default: the parametrised one). Raises RoleDied when a process of the stack ends."""
         return self._session.measure(self._item.nodeid, self._topology, cell or self._cell)
+
+    @property
+    def evidence(self) -> CellEvidence:
+        """What the servers say about the latest measurement: PD path, TTFT stages, transport, GPUs."""
+        return self._latest.seen
+
+    @property
+    def mixed(self) -> Mixed | None:
+        """How the streams of the latest measurement met; None for a cell with one stream."""
+        return self._latest.mixed
+
+    @property
+    def _latest(self) -> Measured:
+        if self._item.nodeid not in self._session.measured:
+            raise LookupError("nothing is measured yet: call the `measure` fixture first")
+        return self._session.measured[self._item.nodeid]
 
 
 class Gate:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from .bench import Bench, TopologyLaunch
+from .bench import Bench, Measured, TopologyLaunch
 from .confirming import Confirming
 from .errors import UsageProblem
 from .gpus.grammar import Device
@@ -22,6 +22,7 @@ from .judging import JudgedCell, Judging
 from .measure.cell_result import CellResult
 from .options import BY_NAME, Settings
 from .report.outcomes import CellOutcome, RunSummary, load, save
+from .report.ttft_stage import circumstances, explain, usual_split, with_stage
 from .spec.topology import Topology
 from .spec.workload import Cell
 from .stack.launch import Stack
@@ -42,6 +43,8 @@ class Session:
     """Name of the xdist worker, empty without xdist."""
 
     def __post_init__(self) -> None:
+        self.measured: dict[str, Measured] = {}
+        """Item -> its latest measurement."""
         self._outcomes: dict[tuple[str, str, int], CellOutcome] = {}
         self._order: dict[str, int] = {}
         self._finished = False
@@ -151,7 +154,8 @@ class Session:
 
     def measure(self, nodeid: str, topology: Topology, cell: Cell) -> CellResult:
         """Run a cell on the current stack and keep its result on disk before anything else begins."""
-        result, evidence = self.bench.measure(cell, self.inputs.workload.name)
+        measured = self.bench.measure(cell, self.inputs.workload.name)
+        result, seen = measured.result, measured.seen
         launch = self.bench.launch
         outcome = CellOutcome(
             nodeid=nodeid,
@@ -163,15 +167,21 @@ class Session:
             result=result,
             verdict="INVALID" if result.invalid or result.ok != result.requests else "",
             rows=result.invalid,
-            evidence=evidence.status.value,
-            evidence_reasons=evidence.reasons,
+            evidence=seen.evidence.status.value,
+            evidence_reasons=seen.evidence.reasons,
+            ttft_split=seen.split,
+            details=seen.details() | ({"mixed": measured.mixed.to_json()} if measured.mixed else {}),
         )
         self._keep(outcome)
+        self.measured[nodeid] = measured
         return result
 
     def judge(self, nodeid: str, topology: Topology, result: CellResult) -> str:
         """Hold a result against its baseline; returns the failure message, empty when nothing blocks."""
-        cell = self.judging.judge(topology, result, self.bench.launch_record(), self.bench.launch.number)
+        outcome = self._outcomes[(topology.name, result.cell, self.bench.launch.number)]
+        record = self.bench.launch_record()
+        record = replace(record, environment={**record.environment, **circumstances(outcome)})
+        cell = self.judging.judge(topology, result, record, self.bench.launch.number)
         if not self.confirming.enabled:
             self.confirming.settle(cell)
         self._show(cell)
@@ -193,7 +203,9 @@ class Session:
 
     def _show(self, cell: JudgedCell) -> None:
         """Bring the cell's file up to date with the gate's answer."""
-        verdict = cell.verdict
+        launches = cell.baseline.launches if cell.baseline else ()
+        usual = usual_split(launch.environment for launch in launches)
+        verdict = cell.verdict = with_stage(cell.verdict, explain(self._outcome(cell).ttft_split, usual))
         self._keep(
             replace(
                 self._outcome(cell), verdict=verdict.verdict.value, rows=cell.notable, judged=verdict.rows

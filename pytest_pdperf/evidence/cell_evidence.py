@@ -52,7 +52,7 @@ class Watched:
     tensor_parallel: bool = False
     """NVLink then carries other traffic than KV too."""
     router_ms: float | None = None
-    """What the router adds to a request; None when it was not measured."""
+    """What the router adds to a request; None when it was not measured. Below the noise it may be negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _split(
         watched.roles,
         measured_ttft_ms=sum(known) / len(known),
         requests=len(known),
-        router_ms=watched.router_ms,
+        router_ms=None if watched.router_ms is None else max(0.0, watched.router_ms),
         client_lag_ms=client,
     )
 

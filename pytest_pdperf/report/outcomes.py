@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class CellOutcome:
     """Every metric that the gate held against the baseline, as data; empty in files that do not have it."""
     ttft_split: TtftSplit | None = None
     """Stages of the mean TTFT, where the engines' histograms gave them."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """The rest of the server side as plain data (`evidence.cell_evidence`), and `mixed` for mixed workloads."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the cell's file."""
@@ -55,6 +57,7 @@ class CellOutcome:
             "evidence_reasons": list(self.evidence_reasons),
             "judged": [asdict(row) for row in self.judged],
             "ttft_split": self.ttft_split.to_json() if self.ttft_split else None,
+            "details": self.details,
             "result": self.result.to_json(),
         }
 
@@ -76,6 +79,7 @@ class CellOutcome:
             evidence_reasons=tuple(data["evidence_reasons"]),
             judged=tuple(_row(row) for row in data.get("judged", ())),
             ttft_split=TtftSplit.from_json(data["ttft_split"]) if data.get("ttft_split") else None,
+            details=dict(data.get("details") or {}),
             result=CellResult.from_json(data["result"]),
         )
 
