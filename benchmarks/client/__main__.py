@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOADS: dict[str, Load] = {
     "16 x 50/s": Load(16, 32, 100, 50, 20),
     "64 x 50/s": Load(64, 128, 100, 50, 20),
+    "64 x 50/s spread": Load(64, 128, 100, 50, 20, phases=64),
     "256 x 10/s": Load(256, 512, 30, 50, 100),
     "64 x 50/s, hog": Load(64, 128, 100, 50, 20, hog_ms=10),
     "1000 x 5/s": Load(1000, 1000, 25, 300, 200, phases=1000),
@@ -39,7 +40,7 @@ LOADS: dict[str, Load] = {
     "1000 x 30/s": Load(1000, 1000, 150, 300, 33.3, phases=1000),
     "1000 x 20/s at once": Load(1000, 1000, 100, 300, 50),
 }
-DEFAULT = list(LOADS)[:4]
+DEFAULT = ["16 x 50/s", "64 x 50/s", "256 x 10/s", "64 x 50/s, hog"]
 
 
 @dataclass(frozen=True, slots=True)
