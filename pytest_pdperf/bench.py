@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import httpx
 import orjson
 
 from .errors import RoleDied, UsageProblem
@@ -360,7 +361,8 @@ class Bench:
         environment = read_environment(
             commands=stack.plan.commands,
             versions={
-                "engine": self._inputs.engines[topology.name].version(programs),
+                "engine": serving_version(stack.plan.instances[0].url)
+                or self._inputs.engines[topology.name].version(programs),
                 "router": self._inputs.routers[topology.name].version(programs),
             },
             uuids=[device.uuid for device in self.devices if device.kind is not DeviceKind.CPU],
@@ -378,6 +380,18 @@ class Bench:
 def exact_form(forms: frozenset[str]) -> str | None:
     """The form in which prompts of exact length can be sent, None when only text gets through."""
     return next((form for form in ("token_ids", "generate_ids") if form in forms), None)
+
+
+def serving_version(url: str) -> str:
+    """What a running engine says it is, which beats what lies beside its program; empty when it does not say."""
+    for path in ("/version", "/server_info", "/get_server_info"):
+        try:
+            answer = httpx.get(url + path, timeout=5.0, trust_env=False).json()
+        except (httpx.HTTPError, ValueError):
+            continue
+        if isinstance(answer, dict) and isinstance(answer.get("version"), str):
+            return str(answer["version"])
+    return ""
 
 
 def without_faults(role_args: Mapping[str, Mapping[str, FlagValue]]) -> dict[str, dict[str, FlagValue]]:
