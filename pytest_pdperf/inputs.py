@@ -14,7 +14,9 @@ import yaml
 from .engines.base import Engine, Programs
 from .engines.registry import get_engine
 from .errors import UsageProblem
+from .gate.paired import Expectation, load_expectations
 from .gpus.grammar import GpuRequest, parse_gpus
+from .measure.table import METRICS
 from .options import Settings
 from .routers.base import Router
 from .routers.registry import get_router
@@ -46,6 +48,8 @@ class Inputs:
     """None for the simulator."""
     engine_args: Mapping[str, FlagValue]
     role_args: Mapping[str, Mapping[str, FlagValue]]
+    expectations: tuple[Expectation, ...] = ()
+    """Every claim of `expectations.yaml` about two topologies."""
 
 
 def read_inputs(settings: Settings, root: Path) -> Inputs:
@@ -70,6 +74,7 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
         topologies=topologies,
         workload=workload,
         tolerances=_tolerances(folders),
+        expectations=_expectations(folders),
         engines=engines,
         routers=routers,
         programs=_programs(settings["engine_env"], "--engine-env"),
@@ -170,6 +175,11 @@ def _role_key_value(text: str, place: str) -> tuple[str, str, str | None]:
             f"{place} {text!r}: want KEY=VALUE or ROLE.KEY=VALUE with a role of {', '.join(ROLES)}"
         )
     return role, key.strip().lstrip("-"), value if separator else None
+
+
+def _expectations(folders: Sequence[Path]) -> tuple[Expectation, ...]:
+    path = next((f for folder in folders if (f := folder / "expectations.yaml").is_file()), None)
+    return load_expectations(path, METRICS) if path is not None else ()
 
 
 def _tolerances(folders: Sequence[Path]) -> Tolerances:

@@ -16,6 +16,7 @@ import pytest
 from .bench import Bench, Measured, TopologyLaunch
 from .confirming import Confirming
 from .errors import UsageProblem
+from .gate.paired import Expectation
 from .gpus.grammar import Device
 from .inputs import Inputs, read_inputs
 from .judging import JudgedCell, Judging
@@ -119,6 +120,17 @@ class Session:
         self.bench.prepare(tuple(launches.values()))
         if launches:
             self.judging.prepare([launch.topology for launch in launches.values()], self.bench.hardware())
+
+    def claims(self) -> tuple[Expectation, ...]:
+        """Expectations that are about this run: both topologies and at least one cell of the workload."""
+        inputs = self.inputs
+        names = {topology.name for topology in inputs.topologies}
+        return tuple(
+            claim
+            for claim in inputs.expectations
+            if {claim.candidate, claim.reference} <= names
+            and any(claim.applies(inputs.workload.name, cell.id) for cell in inputs.workload.cells)
+        )
 
     def describe_plan(self) -> list[str]:
         """Lines for `--plan`."""
