@@ -169,6 +169,21 @@ def test_a_room_belongs_to_one_live_request(pair: Pair) -> None:
     assert first.result().status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("role", "queue"),
+    [("prefill", "num_prefill_bootstrap_queue_reqs"), ("decode", "num_decode_transfer_queue_reqs")],
+)
+def test_a_leg_whose_client_leaves_gives_its_room_up(pair: Pair, role: str, queue: str) -> None:
+    process = pair.prefill if role == "prefill" else pair.decode
+    body = pair.body(ROOM + 900, prompt(9), stream=True)
+    with pair.http.stream("POST", f"{process.url}/generate", json=body) as leaving:
+        assert leaving.status_code == 200
+        until(lambda: samples(process, queue)[0][1] == 1.0, f"{role} waits for the other leg")
+    until(lambda: samples(process, queue)[0][1] == 0.0, f"{role} has forgotten it")
+    until(lambda: samples(process, "token_usage")[0][1] == 0.0, "no block stays behind")
+    assert [leg.status_code for leg in pair.both(ROOM + 900, prompt(10))] == [200, 200]
+
+
 def test_a_role_alone_refuses_as_sglang_does(pair: Pair) -> None:
     for process in (pair.prefill, pair.decode):
         answer = pair.http.post(f"{process.url}/generate", json={"input_ids": [1, 2]})
