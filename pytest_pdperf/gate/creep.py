@@ -203,7 +203,7 @@ def _ruptures() -> Any:
         return importlib.import_module("ruptures")
     except ImportError:
         raise UsageProblem(
-            "change-point analysis needs the package 'ruptures': pip install 'pytest-pdperf[creep]'"
+            "change-point analysis needs the package 'ruptures': pip install 'pytest-pdperf[report]'"
         ) from None
 
 
