@@ -29,6 +29,9 @@ from .verdict import judge_evidence
 CLOSURE_LIMIT = 0.10
 """Part of the measured TTFT that the stages may leave unexplained, either way, before it is pointed out."""
 
+KNOWN_SHARE = 0.8
+"""Requests whose first token must have been seen by itself; the engines' means are over all of them."""
+
 FORCED_DOWN = frozenset(
     ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake")
 )
@@ -185,20 +188,24 @@ def _split(
     """The engines' histograms hold warm-ups too, so the client's mean must."""
     times = [None if r.not_streamed else ttft_ms(r) for r in records.requests]
     known = [t for t in times if t is not None]
-    if not known or len(known) != len(times):
-        return Unknown(f"{len(times) - len(known)} of {len(times)} requests have no first token")
+    if len(known) < KNOWN_SHARE * max(1, len(times)):
+        return Unknown(f"{len(times) - len(known)} of {len(times)} requests have no first token of their own")
     # Kernel stamps end TTFT before the client wakes up: nothing of its lag is in it.
     client = 0.0 if records.stamp_source == "kernel" else None
-    return split_ttft(
+    split = split_ttft(
         watched.kind,
         before,
         after,
         watched.roles,
         measured_ttft_ms=sum(known) / len(known),
-        requests=len(known),
+        requests=len(times),
         router_ms=None if watched.router_ms is None else max(0.0, watched.router_ms),
         client_lag_ms=client,
     )
+    if isinstance(split, Unknown) or len(known) == len(times):
+        return split
+    note = f"measured is the mean over {len(known)} of {len(times)} requests: the others came in one piece"
+    return replace(split, notes=(*split.notes, note))
 
 
 def _transport(watched: Watched, seen: Seen, evidence: Evidence) -> TransportVerdict:
