@@ -117,21 +117,3 @@ def stalls_ms(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
         return gaps
     typical = float(np.median(gaps))
     return gaps[gaps > STALL_FACTOR * typical] if typical > 0 else gaps[:0]
-
-
-def token_count(usage: int | None, chunks: int, retokenised: int | None = None) -> tuple[int, str, str]:
-    """(count, source, note) where counts disagree: the server's own wins, chunks are an approximation.
-
-    The note is empty when nothing is odd.
-    """
-    if usage is None:
-        return chunks, "chunks", "approximate: the server sent no usage"
-    if chunks and usage > chunks:
-        if retokenised is not None and retokenised < usage / 2:
-            return (
-                usage,
-                "usage",
-                f"suspect: usage says {usage}, {chunks} events hold {retokenised} tokens of text",
-            )
-        return usage, "usage", f"{usage / chunks:g} tokens per event"
-    return usage, "usage", ""

@@ -14,7 +14,7 @@ from pytest_pdperf.spec.workload import Cell, ClosedLoop
 
 from .cell_result import MetricValue
 from .records import CellRecords, RequestRecord, Status
-from .samples import MS, gaps_ms, percentile, pooled, streamed, successes
+from .samples import MS, gaps_ms, percentile, pooled, streamed, successes, tokens_of
 from .window import mean_concurrency, steady_window, wall
 
 LAG_FLOOR_MS = 1.0
@@ -121,10 +121,26 @@ def warnings_of(
     hidden = sum(r.not_streamed for r in good)
     if hidden:
         lines.append(f"{hidden} answers arrived in one piece: something between buffers the stream")
+    lines += _counts(good)
     late = percentile(lag, 99)
     if records.stamp_source == "kernel" and late is not None and late > MERGE_MS:
         lines.append(f"client lag p99 {late:.0f} ms: the kernel may have merged segments under one stamp")
     return tuple(lines)
+
+
+def _counts(good: Sequence[RequestRecord]) -> list[str]:
+    """How far token counts can be trusted and what a gap between events stands for."""
+    lines = []
+    guessed = sum(r.token_count_source == "chunks" for r in good)
+    if guessed:
+        lines.append(f"{guessed} answers have no usage and no token ids: their events are counted as tokens")
+    several = [tokens_of(r) / len(r.event_ns) for r in good if tokens_of(r) > len(r.event_ns) > 0]
+    if several:
+        lines.append(
+            f"{len(several)} answers bring {np.mean(several):.2g} tokens an event: "
+            "itl_ms are gaps between events, tpot_ms and itl_per_token_ms are per token"
+        )
+    return lines
 
 
 def _outlier(prefix: str, stem: str, metrics: Mapping[str, MetricValue]) -> list[str]:

@@ -87,7 +87,7 @@ def tokens_within(requests: Sequence[RequestRecord], window: Window) -> float:
             continue
         inside = (stamps >= window.start_ns) & (stamps <= window.end_ns)
         counts = np.asarray(request.event_tokens, dtype=np.float64)
-        if counts.sum() != tokens_of(request) or counts.min() < 0:
+        if counts.sum() != tokens_of(request):
             counts = np.full(stamps.size, tokens_of(request) / stamps.size)
         total += float(counts[inside].sum())
     return total

@@ -216,3 +216,22 @@ def test_generate_ids_repeat_or_grow() -> None:
     grown = record(gen([1], 1) + gen([2, 3], 3), api="generate")
     assert grown.token_ids == (1, 2, 3)
     assert grown.event_tokens == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("usage", "chunks", "count", "source"),
+    [(100, 100, 100, "usage"), (None, 50, 50, "chunks"), (128, 1, 128, "usage"), (100, 25, 100, "usage")],
+)
+def test_where_counts_disagree_the_servers_own_wins(
+    usage: int | None, chunks: int, count: int, source: str
+) -> None:
+    """One event that claims 128 tokens is counted, and shows no time between them."""
+    pieces = [event("t", finish="length" if i == chunks - 1 else None) for i in range(chunks)]
+    edges = [sum(map(len, pieces[: i + 1])) for i in range(chunks)]
+    body = b"".join(pieces) + (event(None, usage=(3, usage)) if usage else b"")
+    made = exchange(body, cuts=[*edges, len(body)])
+    for i in range(chunks):
+        made.marks[3 * i + 1] = 30_000_000 * (i + 1)
+    found = to_record(made, body, "completions", LENIENT)
+    assert (found.output_tokens, found.token_count_source) == (count, source)
+    assert found.not_streamed == (chunks == 1)

@@ -143,18 +143,3 @@ def test_stalls_are_gaps_over_five_medians() -> None:
     assert samples.stalls_ms(np.asarray([0.0, 0.0, 0.0, 9.0])).size == 0
     assert samples.stalls_ms(np.asarray([0.5, 0.5, 0.5, 9.0])).tolist() == [9.0]
     assert samples.stalls_ms(np.zeros(0)).size == 0
-
-
-@pytest.mark.parametrize(
-    ("usage", "chunks", "retokenised", "count", "source", "note"),
-    [
-        (100, 100, 93, 100, "usage", ""),
-        (None, 50, 51, 50, "chunks", "approximate: the server sent no usage"),
-        (128, 1, 1, 128, "usage", "suspect: usage says 128, 1 events hold 1 tokens of text"),
-        (100, 25, 100, 100, "usage", "4 tokens per event"),
-    ],
-)
-def test_disagreeing_counts(
-    usage: int | None, chunks: int, retokenised: int, count: int, source: str, note: str
-) -> None:
-    assert samples.token_count(usage, chunks, retokenised) == (count, source, note)

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_pdperf.measure.records import CellRecords, Status
 from pytest_pdperf.measure.summarise import summarise
+from pytest_pdperf.spec.workload import Cell, ClosedLoop, Stream
 from tests.unit.measure.measure_records import at, cell, loop, records, request
 
 
@@ -95,4 +96,53 @@ def test_warnings_stand_beside_valid_numbers() -> None:
         "16 answers have no prompt token count: their prompt lengths are unverified",
         "1 answers arrived in one piece: something between buffers the stream",
         "client lag p99 41 ms: the kernel may have merged segments under one stamp",
+    )
+
+
+def test_one_event_in_two_hundred_does_not_decide() -> None:
+    """The lag and schedule rules look at p99, not at the worst single event."""
+    made = loop(20, 4)
+    made[7] = replace(made[7], event_lag_ns=(round(50e6), *made[7].event_lag_ns[1:]))
+    assert invalid(records(made, stamp_source="user"), 20, 4) == ()
+    result = summarise(records(made), cell(20, 4), "t")
+    assert result.warnings == ()
+    late = [
+        request([i * 10 + 20, i * 10 + 30], sent_ms=i * 10, scheduled_ns=at(i * 10 - (50 if i == 7 else 0)))
+        for i in range(200)
+    ]
+    assert invalid(records(late), 200, None) == ()
+
+
+def both() -> Cell:
+    """Two streams."""
+    shape = {
+        "input_tokens": (8, 8),
+        "output_tokens": 10,
+        "requests": 30,
+        "arrival": ClosedLoop(concurrency=1),
+    }
+    return Cell(
+        workload="w",
+        id="c",
+        streams=(Stream.model_validate(shape), Stream.model_validate(shape | {"name": "burst"})),
+    )
+
+
+def test_reasons_and_warnings_name_their_stream() -> None:
+    burst = [replace(r, stream="burst") for r in loop(30, 1)]
+    burst[3] = replace(burst[3], status=Status.RESET, error="gone")
+    burst[9] = replace(burst[9], event_ns=tuple(stamp + 2_000_000_000 for stamp in burst[9].event_ns))
+    result = summarise(records(loop(30, 1) + burst), both(), "t")
+    assert result.invalid == ("stream 'burst': 1 of 30 requests failed (1 reset): gone",)
+    assert [line.partition(" is over")[0] for line in result.warnings] == ["outlier: burst.ttft_ms max 2020"]
+
+
+def test_counts_that_are_no_counts_of_single_tokens_are_told() -> None:
+    made = loop(16, 4)
+    made[0] = replace(made[0], token_count_source="chunks")
+    made[1] = replace(made[1], output_tokens=40, event_tokens=(4,) * 10)
+    made[2] = replace(made[2], output_tokens=20, event_tokens=(2,) * 10)
+    assert summarise(records(made), cell(16, 4), "t").warnings == (
+        "1 answers have no usage and no token ids: their events are counted as tokens",
+        "2 answers bring 3 tokens an event: itl_ms are gaps between events, tpot_ms and itl_per_token_ms are per token",
     )

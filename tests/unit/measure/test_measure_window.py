@@ -71,6 +71,10 @@ def test_mean_concurrency() -> None:
     made = [request([100], sent_ms=0), request([100], sent_ms=50)]
     assert mean_concurrency(made, Window(at(0), at(100))) == pytest.approx(1.5)
     assert mean_concurrency(made, Window(at(0), at(0))) == 0.0
+    assert mean_concurrency([*made, request([900], sent_ms=700)], Window(at(0), at(100))) == pytest.approx(
+        1.5
+    )
+    assert mean_concurrency(made, Window(at(-100), at(100))) == pytest.approx(0.75)
     made = loop(20, 4, pause=110)
     assert mean_concurrency(made, steady_window(made, 4)) == pytest.approx(2, rel=0.05)
 
