@@ -72,18 +72,18 @@ class Grid:
     def reference(self, series: Series) -> Series | None:
         """What a column is held against where no baseline is.
 
-        The same topology of the first run; else the first aggregated topology of its own run, else that of the
-        first run. None for the column that the others are held against.
+        The same topology of the first run; else the first aggregated topology of its own run, of the first run, or
+        of any. None for the column that the others are held against.
         """
         first = self.runs[0]
         same = [s for s in self.series if s.run is first and s.topology == series.topology and s.launch == 1]
         if series.run is not first and same:
             return same[0]
-        for run in (series.run, first):
-            plain = [s for s in self.series if s.run is run and s.kind == "aggregated" and s.launch == 1]
-            if plain:
-                return plain[0] if plain[0].topology != series.topology or run is not series.run else None
-        return None
+        plain = [s for s in self.series if s.kind == "aggregated" and s.launch == 1]
+        nearest = sorted(plain, key=lambda s: (s.run is not series.run, s.run is not first))
+        if not nearest or nearest[0].colour == series.colour:
+            return None
+        return nearest[0]
 
 
 def build_grid(runs: Sequence[Run]) -> Grid:

@@ -62,6 +62,22 @@ def test_between_runs_a_topology_is_held_against_itself() -> None:
     assert grid.reference(by_label["pd-2p1d"]) is by_label["aggregated-3x (b)"]
 
 
+def test_topologies_of_different_runs_are_held_against_the_aggregated_one() -> None:
+    for order in (1, -1):
+        runs = [run("a", outcome()), run("b", outcome(topology="aggregated-2x"))][::order]
+        grid = build_grid(runs)
+        by_label = {series.label: series for series in grid.series}
+        assert grid.reference(by_label["pd-1p2d"]) is by_label["aggregated-2x"]
+        assert grid.reference(by_label["aggregated-2x"]) is None
+
+
+def test_launches_of_the_reference_are_not_held_against_it() -> None:
+    grid = build_grid(
+        [run("a", outcome(topology="aggregated-2x"), outcome(topology="aggregated-2x", launch=2))]
+    )
+    assert [grid.reference(series) for series in grid.series] == [None, None]
+
+
 def test_the_better_value_follows_the_metrics_direction() -> None:
     a = outcome(ttft_ms_p50=10.0, output_tps=100.0)
     b = outcome(topology="aggregated-3x", ttft_ms_p50=20.0, output_tps=200.0)
