@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pytest_pdperf.engines.base import Command, Instance, Programs
 from pytest_pdperf.engines.installed import version_of
-from pytest_pdperf.engines.ucx import UCX_ENV
+from pytest_pdperf.engines.ucx import UCX_ENV, UCX_READ_BACK
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import FlagValue, Role, Topology
 
@@ -314,6 +314,7 @@ def _environment(instance: Instance) -> dict[str, str | None]:
     kv = instance.kv_transfer
     if kv is not None and kv.connector == "nixl":
         env.update(UCX_ENV[kv.transport])
+        env.update(UCX_READ_BACK)
     if kv is not None and kv.connector == "mooncake" and kv.transport == "tcp":
         env["MC_FORCE_TCP"] = "1"
     env.update(instance.env)

@@ -14,3 +14,7 @@ UCX_ENV: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 """Transport -> UCX settings; tcp beside cuda_ipc carries only the wire-up, which cuda_ipc cannot."""
+
+UCX_READ_BACK: Mapping[str, str] = MappingProxyType({"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "y"})
+"""Makes UCX log, when a connection is made and never per transfer, which lanes it will use: the only way to tell
+afterwards what carried the KV."""

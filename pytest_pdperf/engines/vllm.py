@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pytest_pdperf.engines.base import Command, Instance, Programs
-from pytest_pdperf.engines.ucx import UCX_ENV
+from pytest_pdperf.engines.ucx import UCX_ENV, UCX_READ_BACK
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import FlagValue, KvTransfer, Role, Topology
 
@@ -232,6 +232,7 @@ class Vllm:
             env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = instance.host
             env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(instance.ports.side_channel)
             env |= {"UCX_TLS": "tcp,sm,self", "UCX_NET_DEVICES": "lo"} if cpu else UCX_ENV[kv.transport]
+            env |= UCX_READ_BACK
         if kv is not None and kv.connector == "mooncake":
             if instance.role is Role.PREFILL:
                 env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(instance.ports.bootstrap)

@@ -61,11 +61,15 @@ class TransportLog:
 
 
 def _joined(old: LogTransport, new: LogTransport) -> LogTransport:
+    """Both together; tables of a higher rank put all others aside."""
+    rank = max(log.bulk_rank for log in (old, new))
+    bulk = [log.bulk for log in (old, new) if log.bulk_rank == rank]
     return LogTransport(
         new.backend or old.backend,
         old.families | new.families,
-        old.bulk | new.bulk,
+        frozenset().union(*bulk),
         tuple(dict.fromkeys(old.lines + new.lines)),
+        rank,
     )
 
 

@@ -26,6 +26,8 @@ _UCX_CONFIG = re.compile(
 )
 _LANE = re.compile(r"(?P<transport>[a-z]\w*)/(?P<device>[\w:.-]+)")
 _UCX_TABLE = re.compile(r"\|\s*\d+\.\.inf\s*\|(?P<how>[^|]*)\|(?P<lanes>[^|]*)\|")
+_UCX_SCOPE = re.compile(r"\|.*\b(?P<scope>self|intra-node|inter-node) cfg#\d+\s*\|")
+_UCX_WHAT = re.compile(r"\|\s*(?P<what>[a-z][\w ()-]*) by ucp_\w+\*?.*\|")
 _NIXL_BACKEND = re.compile(
     r"Backend (?P<a>\w+) was instantiated|NIXL KVManager initialized with backend: (?P<b>\w+)"
 )
@@ -44,6 +46,8 @@ class LogTransport:
     """Families of the lanes that UCX picks for its largest messages, where its protocol table is logged."""
     lines: tuple[str, ...] = ()
     """The lines that named the families."""
+    bulk_rank: int = 0
+    """2: `bulk` is of remote access to GPU memory alone, 1: of any remote memory access, 0: of whatever there was."""
 
 
 def family_of(transport: str) -> Family | None:
@@ -54,12 +58,16 @@ def family_of(transport: str) -> Family | None:
 def read_transport_log(lines: Iterable[str]) -> LogTransport:
     """Collect what UCX (UCX_LOG_LEVEL=info, UCX_PROTO_INFO=y), NIXL and Mooncake print about their lanes.
 
-    Lanes of a process to itself do not count.
+    Lanes of a process to itself do not count. Of UCX's protocol tables those for remote memory access decide, as
+    soon as there is one, and before them those of GPU memory: that is how NIXL moves KV, while active messages
+    carry its control traffic.
     """
     backend: str | None = None
     families: set[Family] = set()
-    bulk: set[Family] = set()
+    bulk: dict[int, set[Family]] = {}
+    tables: dict[int, list[str]] = {}
     proof: list[str] = []
+    own, rank = False, 0
     for raw in lines:
         line = _ANSI.sub("", raw).strip()
         if found := _NIXL_BACKEND.search(line):
@@ -69,15 +77,21 @@ def read_transport_log(lines: Iterable[str]) -> LogTransport:
                 families |= seen
                 proof.append(line)
         elif found := _UCX_TABLE.search(line):
-            if seen := _families(found["lanes"] + " " + found["how"]):
-                bulk |= seen
-                proof.append(line)
+            if not own and (seen := _families(found["lanes"] + " " + found["how"])):
+                bulk.setdefault(rank, set()).update(seen)
+                tables.setdefault(rank, []).append(line)
+        elif found := _UCX_SCOPE.search(line):
+            own = found["scope"] == "self"
+        elif found := _UCX_WHAT.search(line):
+            rank = 0 if not found["what"].startswith("remote memory") else 2 if "cuda" in line else 1
         elif found := _MOONCAKE.search(line):
             backend = backend or "mooncake"
             if kind := _MOONCAKE_FAMILIES.get(found["kind"]):
                 families.add(kind)
                 proof.append(line)
-    return LogTransport(backend, frozenset(families), frozenset(bulk), tuple(dict.fromkeys(proof)))
+    best = max(bulk, default=0)
+    told = tuple(dict.fromkeys([*proof, *tables.get(best, ())]))
+    return LogTransport(backend, frozenset(families), frozenset(bulk.get(best, ())), told, best)
 
 
 _MOONCAKE_FAMILIES: Mapping[str, Family] = {"tcp": "tcp", "rdma": "rdma", "nvlink": "nvlink", "shm": "shm"}

@@ -33,6 +33,18 @@ SMALL = "[1767930429.2] [n:1:0]   |     0..2030 | short     | tcp/eth0 |"
 NIXL = "2026-11-29 16:17:24 NIXL INFO    _api.py:405 Backend UCX was instantiated"
 MOONCAKE = "I0203 04:05:06.000003 301 tcp_transport.cpp:343] TcpTransport: listen on port 12002"
 
+
+def table(lane: str, title: str, scope: str = "intra-node") -> list[str]:
+    """A protocol table as UCX 1.23 prints it with UCX_PROTO_INFO=y."""
+    rows = [
+        f"d65fa56a-0c80 {scope} cfg#1",
+        title,
+        "Range | Description | Config",
+        f"0..inf | zero-copy | {lane}",
+    ]
+    return [f"[1795977919.756947] [host:1668 :1]   | {row} |" for row in rows]
+
+
 Asked = Literal["auto", "tcp", "rdma", "nvlink"]
 
 
@@ -46,6 +58,39 @@ Asked = Literal["auto", "tcp", "rdma", "nvlink"]
         ([MANY], None, {"shm", "rdma", "cuda_ipc"}, set()),
         ([RDMA], None, {"rdma"}, set()),
         ([TCP, SMALL, TABLE], None, {"tcp"}, {"rdma"}),
+        (
+            [
+                TCP,
+                SMALL,
+                TABLE,
+                *table("cma/memory", "remote memory read by ucp_get*(multi) into host memory from host"),
+            ],
+            None,
+            {"tcp"},
+            {"shm"},
+        ),
+        (
+            [
+                *table("cma/memory", "remote memory write by ucp_put* from host memory to host"),
+                *table("cuda_ipc/cuda", "remote memory read by ucp_get* into cuda/GPU0 memory from cuda"),
+                TABLE,
+            ],
+            None,
+            set(),
+            {"cuda_ipc", "rdma"},
+        ),
+        (
+            table("cma/memory", "remote memory read by ucp_get* into host memory from host", "self"),
+            None,
+            set(),
+            set(),
+        ),
+        (
+            [*table("tcp/lo", "active message by ucp_am_send*(egr) from host memory"), TCP],
+            None,
+            {"tcp"},
+            {"tcp"},
+        ),
         ([MOONCAKE], "mooncake", {"tcp"}, set()),
         (["nothing to see"], None, set(), set()),
     ],
