@@ -60,13 +60,13 @@ def request(
     )
 
 
-def closed_loop(clients: int, ttfts_ms: Sequence[float]) -> list[RequestRecord]:
-    """A request for each TTFT, sent by `clients` that are never idle."""
+def closed_loop(clients: int, ttfts_ms: Sequence[float], tokens: int = 8) -> list[RequestRecord]:
+    """A request for each TTFT, sent by `clients` that are never idle; a token every 10 ms."""
     free = [0.0] * clients
     made = []
     for index, ttft in enumerate(ttfts_ms):
         client = free.index(min(free))
-        made.append(request(index, sent_ms=free[client], ttft_ms=ttft))
+        made.append(request(index, sent_ms=free[client], ttft_ms=ttft, gaps_ms=(10.0,) * (tokens - 1)))
         free[client] = ((made[-1].end_ns or 0) - START) / MS
     return made
 
