@@ -12,13 +12,13 @@ import httpx
 import orjson
 
 from .errors import RoleDied, UsageProblem
-from .evidence.cell_evidence import CellEvidence, Watched
+from .evidence.cell_evidence import CellEvidence
 from .evidence.cell_window import StackWatch
 from .evidence.environment import Environment, read_environment
 from .evidence.record import Status
 from .gpus.busy import check_idle
 from .gpus.grammar import Device, DeviceKind, resolve
-from .gpus.inventory import Gpu, Inventory
+from .gpus.inventory import Inventory
 from .gpus.lease import Lease, acquire
 from .gpus.nvml import read_inventory
 from .gpus.placement import Placement, place
@@ -34,10 +34,10 @@ from .spec.topology import FlagValue, Kind, Role, Topology
 from .spec.workload import Cell
 from .stack.greedy import probe
 from .stack.launch import Stack, launch
-from .stack.overhead import measure_router_overhead
 from .stack.pairs import probe_pair
 from .stack.plan import LaunchPlan, check_model, plan_launch
 from .stack.ports import PortRegistry
+from .watching import watch_stack
 
 MAX_BRING_UPS = 3
 """Of one launch: the first, and two more after a role died."""
@@ -179,7 +179,13 @@ class Bench:
             progress=lambda text: self._progress(text, detail=True),
         )
         self._environment = self._read_environment(self._stack)
-        self._watch = StackWatch(self._watched(self._stack))
+        self._watch = watch_stack(
+            self._stack,
+            self.launch.topology,
+            self._placements[self.launch.topology.name],
+            self._inventory,
+            lambda text: self._progress(f"{self.launch.id}: {text}", detail=True),
+        )
         line = f"{self.launch.id} up in {time.monotonic() - started:.1f} s"
         self.launch_lines.append(line)
         self._progress(line)
@@ -263,34 +269,6 @@ class Bench:
         """Run a cell of the workload by its id, for a fresh launch that no test item stands for."""
         cell = next(cell for cell in self._inputs.workload.cells if cell.id == cell_id)
         return self.measure(cell, workload).result
-
-    def _watched(self, stack: Stack) -> Watched:
-        """What evidence needs to know of a stack that has just come up; times its router while it is idle."""
-        topology = self.launch.topology
-        placed = self._placements[topology.name].placed
-        overhead = measure_router_overhead(stack.plan)
-        if overhead.reason:
-            self._progress(f"{self.launch.id}: router overhead not measured: {overhead.reason}", detail=True)
-        ends = {
-            role: [gpu for one in placed if one.role is role for gpu in self._gpus_of(one.devices)]
-            for role in (Role.PREFILL, Role.DECODE)
-        }
-        paths = [self._inventory.link(a, b) for a in ends[Role.PREFILL] for b in ends[Role.DECODE]]
-        return Watched(
-            kind=topology.kind,
-            roles={instance.id: instance.role for instance in stack.plan.instances},
-            urls=stack.role_urls,
-            logs=stack.logs,
-            uuids=tuple(dict.fromkeys(gpu.uuid for one in placed for gpu in self._gpus_of(one.devices))),
-            asked=topology.kv_transfer.transport if topology.kv_transfer else "auto",
-            nvlink_between=all(path.startswith("NV") for path in paths) if paths else None,
-            tensor_parallel=any(spec.tensor_parallel > 1 for spec in topology.roles.values()),
-            router_ms=overhead.added_ms,
-        )
-
-    def _gpus_of(self, devices: Sequence[Device]) -> list[Gpu]:
-        found = (self._inventory.gpu(device.uuid) for device in devices)
-        return [gpu for gpu in found if gpu is not None]
 
     def _target(self, stack: Stack) -> Target:
         topology = self.launch.topology

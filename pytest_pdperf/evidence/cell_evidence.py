@@ -20,6 +20,8 @@ from .exposition import Snapshot, Unknown
 from .gpu_trace import GpuSummary, Look, ThrottleVerdict, energy_per_token, judge_throttle, summarise
 from .kv_errors import KvErrors, read_kv_errors
 from .kv_logs import KvLogVerdict, judge_kv_logs
+from .names import Quantity
+from .readings import engine_of, observations
 from .record import Evidence, Expected
 from .transport import LinkBytes, LogTransport, TransportVerdict, judge_transport
 from .ttft_split import TtftSplit, split_ttft
@@ -56,6 +58,8 @@ class Watched:
     """NVLink then carries other traffic than KV too."""
     router_ms: float | None = None
     """What the router adds to a request; None when it was not measured. Below the noise it may be negative."""
+    http_ms: float | None = None
+    """What HTTP and the engines' API servers add to a request outside of the engines' own clocks (`outside_ms`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class CellEvidence:
     """From the access logs; None where engines do not write them."""
     drained_in_s: float
     router_ms: float | None = None
+    http_ms: float | None = None
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -123,6 +128,7 @@ class CellEvidence:
             "kv_errors": _plain(self.kv_errors),
             "role_counts": _plain(self.role_counts),
             "router_ms": self.router_ms,
+            "http_ms": self.http_ms,
             "drained_in_s": self.drained_in_s,
         }
 
@@ -164,8 +170,39 @@ def judge_cell(watched: Watched, seen: Seen, records: CellRecords) -> CellEviden
         role_counts=_role_counts(watched, engine_lines, len(requests)) if pd else None,
         drained_in_s=seen.drain.waited_s,
         router_ms=watched.router_ms,
+        http_ms=watched.http_ms,
     )
     return _with_findings(found, watched, seen)
+
+
+def outside_ms(
+    watched: Watched,
+    before: Mapping[str, Snapshot | Unknown],
+    after: Mapping[str, Snapshot | Unknown],
+    direct_mean_ms: float,
+) -> float | None:
+    """Part of a request's time that no engine accounts for: client's mean less the engines' own over the same requests.
+
+    `direct_mean_ms` is of requests past the router. Sequential roles add up (vLLM); where both get the request at
+    once (SGLang), decode's time holds prefill's. None where an engine does not time its requests.
+    """
+    means: dict[Role, float] = {}
+    for role in set(watched.roles.values()):
+        count = total = 0.0
+        for name in (name for name, own in watched.roles.items() if own is role):
+            first, last = before.get(name), after.get(name)
+            if not isinstance(first, Snapshot) or not isinstance(last, Snapshot):
+                return None
+            seen = observations(first, last, Quantity.E2E_SECONDS)
+            if isinstance(seen, Unknown):
+                return None
+            count, total = count + seen.count, total + seen.total
+        if count <= 0:
+            return None
+        means[role] = total / count * 1000.0
+    engines = {engine_of(page) for page in after.values() if isinstance(page, Snapshot)}
+    inside = means[Role.DECODE] if engines == {"sglang"} and Role.DECODE in means else sum(means.values())
+    return direct_mean_ms - inside
 
 
 def expected_of(records: CellRecords) -> Expected:
@@ -202,7 +239,21 @@ def _split(
         router_ms=None if watched.router_ms is None else max(0.0, watched.router_ms),
         client_lag_ms=client,
     )
-    if isinstance(split, Unknown) or len(known) == len(times):
+    if isinstance(split, Unknown):
+        return split
+    hand_over = split.stages.get("hand_over")
+    if watched.http_ms is not None and hand_over is not None:
+        http = max(0.0, watched.http_ms)
+        split = replace(
+            split,
+            stages={**split.stages, "hand_over": hand_over + http},
+            closure_error_ms=split.closure_error_ms - http,
+            notes=(
+                *split.notes,
+                f"hand-over holds {http:.1f} ms of HTTP and API servers, measured on the idle stack",
+            ),
+        )
+    if len(known) == len(times):
         return split
     note = f"measured is the mean over {len(known)} of {len(times)} requests: the others came in one piece"
     return replace(split, notes=(*split.notes, note))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
 from pytest_pdperf.spec.topology import Kind, Role
 
@@ -13,7 +13,7 @@ from .greedy import Answer, ask, body_of, client
 from .pairs import TOKENS, _length, direct_request, prompt
 from .plan import LaunchPlan
 
-ROUNDS = 5
+ROUNDS = 8
 """Requests each way; the first of either opens connections and is not counted."""
 _FIRST_PROMPT = 5_000
 """Numbers of prompts that no warm-up used."""
@@ -29,6 +29,8 @@ class RouterOverhead:
     requests: int = 0
     """Counted requests each way."""
     reason: str = ""
+    direct_mean_ms: float | None = None
+    """Mean of the requests past the router: to hold against the engines' own means over the same requests."""
 
 
 class _Failed(Exception):
@@ -38,6 +40,7 @@ class _Failed(Exception):
 def measure_router_overhead(
     plan: LaunchPlan,
     *,
+    mark: Callable[[], None] = lambda: None,
     rounds: int = ROUNDS,
     timeout_s: float = 30.0,
     clock: Callable[[], float] = time.perf_counter,
@@ -45,6 +48,7 @@ def measure_router_overhead(
     """Time short requests through the router and past it, in turn. Needs an idle stack; never raises for a server.
 
     Past the router means what it does itself: one engine when aggregated, both legs of a pair when disaggregated.
+    `mark` is called right before the first counted request and after the last: the place to read counters.
     The difference holds the router's own work and one more hop; where it is below the noise it may be negative.
     """
     if plan.router is None:
@@ -76,13 +80,16 @@ def measure_router_overhead(
                     raise _Failed("this engine's roles cannot be asked past the router")
 
             for turn in range(rounds + 1):
+                if turn == 1:
+                    mark()
                 for times, send in ((through, lambda n: one(plan.url, n)), (direct, past)):
                     number = _FIRST_PROMPT + 2 * turn + (times is direct)
                     start = clock()
                     send(number)
                     if turn:
                         times.append((clock() - start) * 1000.0)
+            mark()
     except _Failed as problem:
         return RouterOverhead(None, reason=str(problem))
     a, b = median(through), median(direct)
-    return RouterOverhead(a - b, a, b, rounds)
+    return RouterOverhead(a - b, a, b, rounds, direct_mean_ms=fmean(direct))

@@ -1,0 +1,62 @@
+"""Sets the evidence room up for a stack that has just come up: its GPUs, logs and roles, and what its router costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from .evidence.cell_evidence import Watched, outside_ms
+from .evidence.cell_window import SETTLE_TIMEOUT_S, StackWatch
+from .evidence.drain import wait_drained
+from .evidence.exposition import Snapshot, Unknown
+from .gpus.grammar import Device
+from .gpus.inventory import Gpu, Inventory
+from .gpus.placement import Placement
+from .spec.topology import Role, Topology
+from .stack.launch import Stack
+from .stack.overhead import measure_router_overhead
+
+
+def watch_stack(
+    stack: Stack,
+    topology: Topology,
+    placement: Placement,
+    inventory: Inventory,
+    tell: Callable[[str], None],
+) -> StackWatch:
+    """A watch over every later cell of the stack. Times its router now, while nothing else runs."""
+    pages: list[Mapping[str, Snapshot | Unknown]] = []
+    overhead = measure_router_overhead(
+        stack.plan, mark=lambda: pages.append(wait_drained(stack.role_urls, SETTLE_TIMEOUT_S).snapshots)
+    )
+    if overhead.reason:
+        tell(f"router overhead not measured: {overhead.reason}")
+    watched = watched_of(stack, topology, placement, inventory)
+    watched = replace(watched, router_ms=overhead.added_ms)
+    if overhead.direct_mean_ms is not None and len(pages) == 2:
+        http = outside_ms(watched, pages[0], pages[1], overhead.direct_mean_ms)
+        watched = replace(watched, http_ms=http)
+    return StackWatch(watched)
+
+
+def watched_of(stack: Stack, topology: Topology, placement: Placement, inventory: Inventory) -> Watched:
+    """What evidence needs to know of a stack, as far as it is known without asking it anything."""
+
+    def gpus_of(devices: Sequence[Device]) -> list[Gpu]:
+        return [gpu for device in devices if (gpu := inventory.gpu(device.uuid)) is not None]
+
+    ends = {
+        role: [gpu for one in placement.placed if one.role is role for gpu in gpus_of(one.devices)]
+        for role in (Role.PREFILL, Role.DECODE)
+    }
+    paths = [inventory.link(a, b) for a in ends[Role.PREFILL] for b in ends[Role.DECODE]]
+    return Watched(
+        kind=topology.kind,
+        roles={instance.id: instance.role for instance in stack.plan.instances},
+        urls=stack.role_urls,
+        logs=stack.logs,
+        uuids=tuple(dict.fromkeys(gpu.uuid for one in placement.placed for gpu in gpus_of(one.devices))),
+        asked=topology.kv_transfer.transport if topology.kv_transfer else "auto",
+        nvlink_between=all(path.startswith("NV") for path in paths) if paths else None,
+        tensor_parallel=any(spec.tensor_parallel > 1 for spec in topology.roles.values()),
+    )
