@@ -1,5 +1,7 @@
 """Errors that a user can act on; everything else is a bug and keeps its traceback."""
 
+from collections.abc import Sequence
+
 
 class UsageProblem(Exception):
     """Bad input, found before anything starts: one or two lines that name the place, the value and the way out.
@@ -25,3 +27,11 @@ class RoleDied(Exception):
         self.instance = instance
         self.reason = reason
         self.detail = detail
+
+
+class TearDownError(Exception):
+    """A stack that was taken down left something behind: one line each for a process or a GPU that is not empty."""
+
+    def __init__(self, stack: str, lines: Sequence[str]) -> None:
+        super().__init__("\n".join([f"{stack}: tear-down left something behind", *lines]))
+        self.lines = tuple(lines)

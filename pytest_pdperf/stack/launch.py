@@ -7,25 +7,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 
 import httpx
 
 from pytest_pdperf.engines.base import Instance
-from pytest_pdperf.errors import BringUpError, RoleDied
+from pytest_pdperf.errors import BringUpError
 from pytest_pdperf.stack import pairs
 from pytest_pdperf.stack.greedy import Answer, client
-from pytest_pdperf.stack.logs import Follower, read_lines, strip_stamp, tail
+from pytest_pdperf.stack.logs import Follower, strip_stamp, tail
 from pytest_pdperf.stack.plan import LaunchPlan
 from pytest_pdperf.stack.ports import port_owner, port_state
 from pytest_pdperf.stack.processes import ManagedProcess
+from pytest_pdperf.stack.running import FAILED_GRACE_S, GRACE_S, Stack, blame, obituary
 from pytest_pdperf.stack.secrets import mask
+from pytest_pdperf.stack.stages import STARTING, stage_limits
 
-GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL on a normal end."""
-FAILED_GRACE_S = 3.0
-"""The same after a bring-up that failed."""
+__all__ = ["FAILED_GRACE_S", "GRACE_S", "Stack", "blame", "launch", "obituary"]
+
 _TICK_S = 0.1
 _TELL_S = 15.0
 """Between two progress lines while nothing new happens."""
@@ -34,117 +32,6 @@ _HTTP_S = 0.5
 _ADDRESS_IN_USE = re.compile(r"[Aa]ddress already in use|EADDRINUSE")
 
 Progress = Callable[[str], None]
-
-
-class Stack:
-    """A topology that is up. Use as a context manager, or call `close`."""
-
-    def __init__(self, plan: LaunchPlan, processes: Mapping[str, ManagedProcess]) -> None:
-        self.plan = plan
-        self.processes = dict(processes)
-        self.startup_s: dict[str, float] = {}
-        """Stage (`engines`, `router`, `pairs`, `total`) -> seconds."""
-        self.warmth = pairs.Warmth((), ())
-        self.notes: tuple[str, ...] = ()
-        """What is worth a line in the report, such as pairs that the router never forms."""
-        self.leftovers: tuple[str, ...] = ()
-        """After `close`: processes that could not be killed."""
-        self._closed = False
-
-    @property
-    def url(self) -> str:
-        """Base URL that clients talk to."""
-        return self.plan.url
-
-    @property
-    def model(self) -> str:
-        """Model name for requests."""
-        return self.plan.served_model
-
-    @property
-    def role_urls(self) -> dict[str, str]:
-        """Instance id -> base URL of its HTTP server (health, metrics)."""
-        return {i.id: i.url for i in self.plan.instances}
-
-    @property
-    def router_metrics_url(self) -> str | None:
-        """URL of the router's Prometheus page; None without a router."""
-        router = self.plan.router_instance
-        return None if router is None else f"http://{router.host}:{router.metrics_port}/metrics"
-
-    @property
-    def logs(self) -> dict[str, Path]:
-        """Instance id (and `router`) -> log file."""
-        return {id: process.log for id, process in self.processes.items()}
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Instance id (and `router`) -> pid, as far as known."""
-        for process in self.processes.values():
-            process.poll()
-        return {id: p.pid for id, p in self.processes.items() if p.pid is not None}
-
-    def check(self) -> None:
-        """Raise RoleDied when any process of the stack has ended."""
-        for id, process in self.processes.items():
-            end = process.poll()
-            if end is not None:
-                reason, detail = obituary(self.plan, process)
-                raise RoleDied(id, reason, detail)
-
-    def close(self, grace_s: float = GRACE_S) -> tuple[str, ...]:
-        """End every process, the router first; idempotent. Returns (and keeps) what could not be killed.
-
-        A Ctrl-C meanwhile cuts the grace short and is raised again when everything has ended.
-        """
-        if self._closed:
-            return self.leftovers
-        interrupted: BaseException | None = None
-        router = self.processes.get("router")
-        order = ([router] if router else []) + [p for p in self.processes.values() if p is not router]
-        for process in order:
-            process.ask_to_stop(grace_s)
-        while True:
-            try:
-                left = [line for process in order for line in process.wait_stopped()]
-                break
-            except BaseException as error:
-                interrupted = error
-                for process in order:
-                    process.ask_to_stop(0.0)
-        self.leftovers = tuple(left)
-        self._closed = True
-        self.plan.release()
-        if interrupted is not None:
-            raise interrupted
-        return self.leftovers
-
-    def __enter__(self) -> Stack:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(GRACE_S if kind is None else FAILED_GRACE_S)
-
-
-def obituary(plan: LaunchPlan, process: ManagedProcess) -> tuple[str, str]:
-    """(one line, log tail) about a process that has ended."""
-    end = process.poll()
-    how = end.describe() if end is not None else "still running"
-    cause = blame(plan, process)
-    return (f"{how}: {cause}" if cause else how), tail(process.log)
-
-
-def blame(plan: LaunchPlan, process: ManagedProcess) -> str | None:
-    """The log line that explains a death, masked; None when nothing stands out."""
-    lines = read_lines(process.log)
-    if process.id == "router":
-        bad = [line for line in lines if re.search(r"panicked at|\berror\b|Error\b", line, re.IGNORECASE)]
-        cause = bad[-1] if bad else None
-    else:
-        cause = plan.engine.root_cause(lines)
-    return mask(cause.strip()[:500], process.secrets) if cause else None
 
 
 def launch(
@@ -163,8 +50,8 @@ def launch(
     went through every prefill x decode pair. The router starts last, because vllm-router counts workers
     healthy that came up after it without asking them.
 
-    `deadline_s` bounds the whole, `router_deadline_s` the router's part, `request_deadline_s` each first request
-    (a first NIXL handshake can take half a minute).
+    `deadline_s` bounds the whole and, scaled, each stage of an engine (see `stages`), `router_deadline_s` the
+    router's part, `request_deadline_s` each first request (a first NIXL handshake can take half a minute).
 
     Raises BringUpError, within about a second of a process dying or at `deadline_s` at the latest; whatever
     was started has ended by then, and the plan's ports are free.
@@ -179,6 +66,7 @@ def launch(
         bring_up.stack.close(FAILED_GRACE_S)
         raise
     bring_up.stack.startup_s["total"] = clock() - bring_up.began
+    bring_up.stack.watch_hangs()
     return bring_up.stack
 
 
@@ -196,7 +84,7 @@ class _Seen:
     """What is known about the start-up of one process."""
 
     follower: Follower
-    stage: str = "starting"
+    stage: str = STARTING
     since: float = 0.0
     last_line: str = ""
 
@@ -217,6 +105,7 @@ class _BringUp:
         self.began = clock()
         self.limits = limits
         self.until = self.began + limits.total
+        self.stage_limits = stage_limits(plan.engine, plan.engine.name, limits.total)
         self.told = self.began
         self.stack = Stack(plan, {})
         self.seen: dict[str, _Seen] = {}
@@ -314,6 +203,16 @@ class _BringUp:
             age = self.stack.processes[late].age_s()
             text = f"not ready {age:.1f} s after its start; {self._state(waiting)}"
             self._fail(late, text + (f"; {extra}" if extra else ""))
+        for id in waiting:
+            seen = self.seen[id]
+            limit = self.stage_limits.get(seen.stage) if id != "router" else None
+            if limit is not None and now - seen.since > limit:
+                age = self.stack.processes[id].age_s()
+                text = f"in stage '{seen.stage}' for {now - seen.since:.1f} s, which may take {limit:.1f} s"
+                self._fail(
+                    id,
+                    f"{text} (of a start-up timeout of {self.limits.total:g} s); {age:.1f} s after its start",
+                )
         if now - self.told > _TELL_S:
             self.told = now
             self.progress(f"waiting: {self._state(waiting)}")

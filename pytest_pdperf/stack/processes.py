@@ -163,6 +163,16 @@ class ManagedProcess:
             return ()
         return tuple(s.proc.pid for s in procfs.session_of(self._child))
 
+    def stopped(self) -> tuple[str, ...]:
+        """One line for each process of the child's session that a signal or a debugger has stopped."""
+        if self._child is None:
+            return ()
+        return tuple(
+            f"pid {s.proc.pid} is stopped by {'a debugger' if s.state == 't' else 'a signal (SIGSTOP, SIGTSTP)'}"
+            for s in procfs.session_of(self._child)
+            if s.state in "Tt"
+        )
+
     def age_s(self) -> float:
         """Seconds since the start."""
         return self._clock() - self.started_at

@@ -33,7 +33,7 @@ class FakeGpu:
 class FakeNvml:
     """Implements what `pytest_pdperf.gpus.nvml.Nvml` asks for; names in `refuses` raise."""
 
-    NVMLError = FakeError
+    NVMLError: type[Exception] = FakeError
     NVML_NVLINK_MAX_LINKS = 4
     nvmlMemory_v2 = 2  # noqa: N815
 

@@ -26,7 +26,7 @@ def nvml(gpus: list[FakeGpu], refuses: set[str] | None = None, old: bool = False
 
 
 def read(fake: FakeNvml) -> Inventory:
-    found: Nvml = fake  # type: ignore[assignment]
+    found: Nvml = fake
     return read_inventory(found, command_of=lambda pid: f"command {pid}")
 
 
@@ -159,7 +159,7 @@ def test_a_driver_without_gpus() -> None:
 def test_samples_go_by_uuid_and_leave_out_what_is_gone() -> None:
     gpus = pair()
     gpus[1].reasons, gpus[1].used_mib, gpus[1].processes = 0x4, 4000, [(5, 4000)]
-    fake: Nvml = nvml(gpus)  # type: ignore[assignment]
+    fake: Nvml = nvml(gpus)
     (sample,) = read_samples(["GPU-b", "GPU-gone"], fake, command_of=str)
     assert (sample.uuid, sample.used_mib, sample.sm_mhz, sample.idle) == ("GPU-b", 4000, 345, False)
     assert sample.throttle_reasons == ("software power cap",)
@@ -167,7 +167,7 @@ def test_samples_go_by_uuid_and_leave_out_what_is_gone() -> None:
     assert [p.pid for p in sample.processes] == [5]
     gpus[1].reasons = 0x1
     assert [(s.idle, s.throttle_reasons) for s in read_samples(["GPU-b"], fake)] == [(True, ())]
-    broken: Nvml = nvml(gpus, {"nvmlInit"})  # type: ignore[assignment]
+    broken: Nvml = nvml(gpus, {"nvmlInit"})
     assert read_samples(["GPU-b"], broken) == ()
 
 
