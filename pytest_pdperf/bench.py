@@ -11,12 +11,14 @@ from pathlib import Path
 import httpx
 import orjson
 
-from .errors import RoleDied, UsageProblem
+from .errors import RoleDied, TearDownError, UsageProblem
 from .evidence.cell_evidence import CellEvidence
 from .evidence.cell_window import StackWatch
 from .evidence.environment import Environment, read_environment
 from .evidence.record import Status
 from .gpus.busy import check_idle
+from .gpus.emptied import memory_in_use, wait_emptied
+from .gpus.foreign import ForeignUse
 from .gpus.grammar import Device, DeviceKind, resolve
 from .gpus.inventory import Inventory
 from .gpus.lease import Lease, acquire
@@ -32,6 +34,7 @@ from .measure.summarise import summarise
 from .options import Settings
 from .spec.topology import FlagValue, Kind, Role, Topology
 from .spec.workload import Cell
+from .stack import procfs
 from .stack.greedy import probe
 from .stack.launch import Stack, launch
 from .stack.pairs import probe_pair
@@ -91,6 +94,11 @@ class Bench:
         self._launch: TopologyLaunch | None = None
         self._stack: Stack | None = None
         self._bring_ups = 0
+        self._memory_before: dict[str, int] = {}
+        """GPU -> MiB in use before this run started anything."""
+        self._started = False
+        """Something was started since the GPUs were last seen empty."""
+        self._foreign: ForeignUse | None = None
         self._watch: StackWatch | None = None
         self._environment: Environment | None = None
         self._greedy: dict[int, dict[str, tuple[int, ...]]] = {}
@@ -130,6 +138,7 @@ class Bench:
             self._inventory = read_inventory()
         self.devices = resolve(self._inputs.gpus, self._inventory, os.environ.get("CUDA_VISIBLE_DEVICES"))
         check_idle(self.devices, self._inventory)
+        self._memory_before = memory_in_use(self.devices, self._inventory)
 
     def describe(self) -> list[str]:
         """Lines for `--plan`: placement, ports and commands of every selected launch."""
@@ -173,6 +182,7 @@ class Bench:
         self._bring_ups += 1
         self._progress(f"bringing up {self.launch.id}")
         started = time.monotonic()
+        self._started = True
         self._stack = launch(
             self._plan(self.launch),
             deadline_s=self._settings["startup_timeout"],
@@ -186,23 +196,42 @@ class Bench:
             self._inventory,
             lambda text: self._progress(f"{self.launch.id}: {text}", detail=True),
         )
+        self._foreign = ForeignUse(
+            self.devices, lambda: {below.proc.pid for below in procfs.descendants(os.getpid())}
+        )
         line = f"{self.launch.id} up in {time.monotonic() - started:.1f} s"
         self.launch_lines.append(line)
         self._progress(line)
         return self._stack
 
     def take_down(self) -> None:
-        """Stop the current stack, if any."""
+        """Stop the current stack, if any, and wait until its GPUs are as empty as before the run.
+
+        Raises TearDownError, which names what is left: processes that cannot be killed, memory that stays in use.
+        """
         stack, self._stack = self._stack, None
-        if stack is not None:
-            self.problems += stack.close()
+        left = stack.close() if stack is not None else ()
+        if self._started:
+            self._started = False
+            left += wait_emptied(self._memory_before)
+        if left:
+            raise TearDownError(self.launch.id, left)
+
+    def drop(self) -> None:
+        """The same where nobody could take the error: what is left becomes a problem of the run's summary."""
+        try:
+            self.take_down()
+        except TearDownError as left:
+            self.problems += str(left).splitlines()
 
     def close(self) -> None:
         """Stop everything and give ports and devices back; safe to call more than once."""
-        self.take_down()
-        self._ports.close()
-        if self._lease is not None:
-            self._lease.release()
+        try:
+            self.drop()
+        finally:
+            self._ports.close()
+            if self._lease is not None:
+                self._lease.release()
 
     def _plan(self, launch_: TopologyLaunch) -> LaunchPlan:
         topology = launch_.topology
@@ -239,7 +268,13 @@ class Bench:
         """Run a cell with evidence around it. Raises RoleDied at once when a process of the stack ends."""
         stack = self.stack()
         topology = self.launch.topology
-        assert self._watch is not None, "a stack that nobody watches"
+        foreign = self._foreign
+        assert self._watch is not None and foreign is not None, "a stack that nobody watches"
+
+        def check() -> None:
+            stack.check()
+            foreign.look()
+
         with self._watch.cell() as window:
             records = run_cell(
                 self._target(stack),
@@ -247,11 +282,11 @@ class Bench:
                 seed=self._settings["workload_seed"],
                 salt=f"{self._run_id}/{self.launch.number}/{workload}/{cell.id}",
                 out_dir=self._folder / "records" / self.launch.id / cell.id,
-                check=stack.check,
+                check=check,
             )
             seen = window.judge(records)
         result = summarise(records, cell, topology.name)
-        evidence, invalid = seen.evidence, list(seen.problems)
+        evidence, invalid = seen.evidence, [*seen.problems, *foreign.reasons()]
         required = topology.kind is Kind.PD and self._settings["require_evidence"] == "yes"
         if required and evidence.status is not Status.PROVEN and not evidence.problems:
             invalid += [

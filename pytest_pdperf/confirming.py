@@ -126,7 +126,7 @@ class Confirming:
             except (BringUpError, RoleDied, UsageProblem) as problem:
                 self._progress(f"{topology.name}: fresh launch failed: {str(problem).splitlines()[0]}")
             finally:
-                self._bench.take_down()
+                self._bench.drop()
             launches.append((arm, results))
             longest = max(longest, self._clock() - began)
         return launches
