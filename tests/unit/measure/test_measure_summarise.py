@@ -67,7 +67,8 @@ def test_nothing_measured_is_null_with_a_reason_never_zero() -> None:
     found = metrics([request(status=Status.RESET)])
     assert {v.value for v in found.values()} == {None}
     assert found["ttft_ms_p50"] == MetricValue(None, 0, "no sample")
-    assert found["output_tps"].note == "no successful request"
+    assert found["output_tps"] == MetricValue(None, 0, "no successful request")
+    assert {v.n for v in found.values()} == {0}
 
 
 def test_one_token_requests_do_not_drag_tpot_down() -> None:
@@ -121,13 +122,24 @@ def test_one_request_of_thirty_seconds() -> None:
     assert found["ttft_ms_max"].value == 30_000
     assert found["ttft_ms_mean"].value == pytest.approx(567.1875)
     assert any(line.startswith("outlier: ttft_ms max 30000 is over 20 x p95 100") for line in result.warnings)
-    assert "one straggler stretches the wall time" in found["output_tps_wall"].note
+    assert found["output_tps_wall"].note == "one straggler stretches the wall time 42.50 x"
     assert any(line.startswith("output_tps_wall: one straggler") for line in result.warnings)
 
 
 def test_the_last_of_few_requests_is_no_straggler() -> None:
     made = [request([i * 50 + 130], sent_ms=i * 50) for i in range(8)]
     assert metrics(made)["output_tps_wall"].note == ""
+
+
+def test_a_straggler_needs_two_others_to_stand_out_from() -> None:
+    fast, slow = [request([100]), request([100])], request([500])
+    assert metrics([*fast, slow])["output_tps_wall"].note == "one straggler stretches the wall time 5.00 x"
+    assert metrics([fast[0], slow])["output_tps_wall"].note == ""
+
+
+def test_share_of_events_that_came_together() -> None:
+    found = metrics([request([40, 60, 60, 80, 80])])
+    assert (found["zero_gap_share"].value, found["stall_longest_ms"].value) == (0.5, 0.0)
 
 
 def test_goodput_needs_every_bound() -> None:
