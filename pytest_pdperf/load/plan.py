@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from pytest_pdperf.spec.workload import Cell, ClosedLoop, OpenLoop, Stream, TraceReplay
 
 from .arrivals import send_times
@@ -16,17 +18,25 @@ from .trace import read_trace, trace_prompt
 def plan_cell(cell: Cell, target: Target, *, seed: int, salt: str) -> tuple[StreamPlan, ...]:
     """Everything a run of `cell` will send. Pure but for reading a trace file.
 
-    `salt` must name the run and must not name the topology. Warm-up prompts come from their own salt, so none
-    of them is ever measured. Raises UsageProblem for a request that cannot fit the server's context or a bad
+    `salt` must name the run and must not name the topology. It decides what prompts say, so that no cache knows
+    them; how long they are and when they are sent depends on seed and cell alone and is the same in every run, or
+    a night with longer bursts would look like a regression. Warm-up prompts come from their own salt, so none of
+    them is ever measured. Raises UsageProblem for a request that cannot fit the server's context or a bad
     trace.
     """
     plans = tuple(
-        _plan_stream(stream, target, seed, f"{salt}/{cell.workload}/{cell.id}", _share(cell, i))
+        _plan_stream(stream, target, seed, f"{cell.workload}/{cell.id}", salt, _share(cell, i))
         for i, stream in enumerate(cell.streams)
     )
     longest = max(len(r.prompt) + r.output_tokens for p in plans for r in p.requests + p.warmups)
     check_context(cell, target.max_context, longest if _has_trace(cell) else None)
     return plans
+
+
+def lengths_of(stream: Stream, rng: np.random.Generator) -> list[int]:
+    """Prompt lengths of a stream, one a request, drawn uniformly from its range (both ends included)."""
+    low, high = stream.input_tokens
+    return [int(n) for n in rng.integers(low, high + 1, size=stream.requests)]
 
 
 def _share(cell: Cell, position: int) -> int:
@@ -38,16 +48,20 @@ def _has_trace(cell: Cell) -> bool:
     return any(isinstance(s.arrival, TraceReplay) for s in cell.streams)
 
 
-def _plan_stream(stream: Stream, target: Target, seed: int, salt: str, warmups: int) -> StreamPlan:
+def _plan_stream(
+    stream: Stream, target: Target, seed: int, place: str, salt: str, warmups: int
+) -> StreamPlan:
     arrival = stream.arrival
+    salt = f"{salt}/{place}"
     if isinstance(arrival, TraceReplay):
         requests = _trace_requests(stream, arrival, target, seed, salt)
         warm_lengths = [len(r.prompt) for r in requests[:1]] * warmups
     else:
-        prompts = prompts_for(stream, seed=seed, salt=salt, vocab=target.vocab)
+        lengths = lengths_of(stream, generator("lengths", seed, place, stream.name))
+        prompts = prompts_for(stream, seed=seed, salt=salt, vocab=target.vocab, lengths=lengths)
         times: tuple[float | None, ...] = (None,) * len(prompts)
         if isinstance(arrival, OpenLoop):
-            times = send_times(arrival, len(prompts), generator("arrivals", seed, salt, stream.name))
+            times = send_times(arrival, len(prompts), generator("arrivals", seed, place, stream.name))
         requests = tuple(Planned(p, stream.output_tokens, t) for p, t in zip(prompts, times, strict=True))
         warm_lengths = [stream.input_tokens[1]] * warmups
     warm = prompts_for(stream, seed=seed, salt=f"{salt}/warmup", vocab=target.vocab, lengths=warm_lengths)

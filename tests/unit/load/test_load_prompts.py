@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.load.plan import plan_cell
+from pytest_pdperf.load.planned import StreamPlan
 from pytest_pdperf.load.prompts import check_context, prompts_for
 from pytest_pdperf.load.target import Target
 from pytest_pdperf.load.words import WORDS, text_of
@@ -101,6 +102,32 @@ def test_both_arms_get_the_same_list() -> None:
     one = plan_cell(cell("c"), Target("http://pd:1", "m", api="generate"), seed=1, salt="r")
     two = plan_cell(cell("c"), Target("http://agg:2", "m", quick_ack=False), seed=1, salt="r")
     assert one == two
+
+
+def test_every_run_has_the_same_burst_lengths_and_send_times_and_none_the_same_prompts() -> None:
+    mixed = cell("c", stream(16), stream(40, 90, requests=30, name="burst"), arriving(20))
+    one, two = (
+        plan_cell(mixed, Target("http://h", "m"), seed=1, salt=salt) for salt in ("night-1", "night-2")
+    )
+    other = plan_cell(mixed, Target("http://h", "m"), seed=2, salt="night-1")
+
+    def shape(plans: tuple[StreamPlan, ...]) -> list[tuple[int, float | None]]:
+        return [(len(r.prompt), r.at_s) for plan in plans for r in plan.requests]
+
+    assert shape(one) == shape(two) != shape(other)
+    assert len({len(r.prompt) for r in one[1].requests}) > 10
+    said = [{r.prompt for plan in plans for r in plan.requests} for plans in (one, two)]
+    assert not said[0] & said[1]
+
+
+def arriving(requests: int) -> Stream:
+    return Stream(
+        name="open",
+        input_tokens=(8, 8),
+        output_tokens=1,
+        requests=requests,
+        arrival=OpenLoop(rate_rps=10, process="poisson"),
+    )
 
 
 def test_global_random_generators_are_left_alone() -> None:
