@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from .roles import Kind, Role
+
+__all__ = [
+    "MAX_COPIES",
+    "Env",
+    "FlagValue",
+    "Flags",
+    "Frozen",
+    "Kind",
+    "KvTransfer",
+    "Role",
+    "RoleSpec",
+    "RouterSpec",
+    "Scalar",
+    "Topology",
+]
 
 Scalar = str | int | float | bool | None
 FlagValue = Scalar | list[Scalar] | dict[str, object]
@@ -54,21 +70,6 @@ class Frozen(BaseModel):
     """Base of every spec model: unknown keys are errors and nothing changes after validation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Kind(StrEnum):
-    """The two ways of serving that the suite compares; also the pytest marker of a topology's items."""
-
-    PD = "pd"
-    AGGREGATED = "aggregated"
-
-
-class Role(StrEnum):
-    """What one engine process does."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    SERVER = "server"
 
 
 class RoleSpec(Frozen):

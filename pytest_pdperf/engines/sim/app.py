@@ -12,7 +12,7 @@ from random import Random
 
 import orjson
 
-from pytest_pdperf.spec.topology import Role
+from pytest_pdperf.spec.roles import Role
 
 from .answer import Answer, damaged
 from .faults import ROLES_OF_FAULT, Chance, Dice, Faults

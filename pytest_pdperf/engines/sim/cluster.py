@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pytest_pdperf.spec.topology import Kind, Role
+from pytest_pdperf.spec.roles import Kind, Role
 
 from .faults import Dice, Faults
 from .link import KvLink

@@ -9,7 +9,7 @@ from random import Random
 from types import MappingProxyType
 
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.spec.topology import Role
+from pytest_pdperf.spec.roles import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from pytest_pdperf.spec.topology import Role
+from pytest_pdperf.spec.roles import Role
 
 from .answer import Answer, damaged
 from .app import Settings, SimEngine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from pytest_pdperf.spec.topology import Role
+from pytest_pdperf.spec.roles import Role
 
 from .app import Settings
 from .profile import VERSION

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from pytest_pdperf.spec.topology import Role
+from pytest_pdperf.spec.roles import Role
 
 from .metrics import EngineMetrics, Histogram
 

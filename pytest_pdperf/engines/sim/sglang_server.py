@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.spec.topology import Role
+from pytest_pdperf.spec.roles import Role
 
 from .app import Settings
 from .http import Connection
