@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
-from pytest_pdperf.measure.records import CellRecords
-from pytest_pdperf.measure.samples import tokens_of, ttft_ms
+from pytest_pdperf.measure.records import CellRecords, RequestRecord
+from pytest_pdperf.measure.samples import MS, tokens_of, ttft_ms
 from pytest_pdperf.measure.window import wall
 from pytest_pdperf.spec.topology import Kind, Role
 
@@ -175,6 +176,18 @@ def judge_cell(watched: Watched, seen: Seen, records: CellRecords) -> CellEviden
     return _with_findings(found, watched, seen)
 
 
+def merged_ms(request: RequestRecord) -> float:
+    """How much later than its arrival the first token is stamped, ms: the client's part of TTFT under kernel stamps.
+
+    A client that wakes up in time adds nothing. One that is late finds several tokens in one read, and the kernel
+    stamps them all with the last one's arrival: k tokens under one stamp make the first one k - 1 token times late.
+    """
+    stamps = request.event_ns
+    together = sum(stamp == stamps[0] for stamp in stamps)
+    rest = len(stamps) - together
+    return (together - 1) * (stamps[-1] - stamps[0]) / rest / MS if rest else 0.0
+
+
 def outside_ms(
     watched: Watched,
     before: Mapping[str, Snapshot | Unknown],
@@ -227,8 +240,8 @@ def _split(
     known = [t for t in times if t is not None]
     if len(known) < KNOWN_SHARE * max(1, len(times)):
         return Unknown(f"{len(times) - len(known)} of {len(times)} requests have no first token of their own")
-    # Kernel stamps end TTFT before the client wakes up: nothing of its lag is in it.
-    client = 0.0 if records.stamp_source == "kernel" else None
+    seen = [r for r in records.requests if not r.not_streamed and r.event_ns]
+    client = fmean(map(merged_ms, seen)) if records.stamp_source == "kernel" else None
     split = split_ttft(
         watched.kind,
         before,

@@ -11,7 +11,15 @@ from typing import Literal
 
 import pytest
 
-from pytest_pdperf.evidence.cell_evidence import CellEvidence, Seen, Watched, adds_up, judge_cell
+from pytest_pdperf.evidence.cell_evidence import (
+    CellEvidence,
+    Seen,
+    Watched,
+    adds_up,
+    judge_cell,
+    merged_ms,
+    outside_ms,
+)
 from pytest_pdperf.evidence.cell_window import CellWindow, Instruments, StackWatch
 from pytest_pdperf.evidence.drain import Drain
 from pytest_pdperf.evidence.exposition import Snapshot, Unknown, parse_exposition
@@ -113,6 +121,33 @@ def test_first_tokens_that_were_not_seen_leave_the_stages_unknown() -> None:
     assert many.split is None
     assert many.details()["ttft"]["stages"] == "unknown: 3 of 10 requests have no first token of their own"
     assert many.limiting == "unknown"
+
+
+def test_a_client_that_woke_up_late_is_a_stage_of_its_own() -> None:
+    """Three tokens under the first stamp, then one every 10 ms: the first came 20 ms before it."""
+    (one, *_) = records().requests
+    at = [50.0, 50.0, 50.0, 60.0, 70.0, 80.0]
+    late = replace(one, event_ns=tuple(one.sent_ns + round(ms * 1e6) for ms in at))
+    assert merged_ms(late) == pytest.approx(20.0)
+    assert merged_ms(one) == 0.0
+    assert merged_ms(replace(one, event_ns=one.event_ns[:1])) == 0.0
+    found = judge_cell(WATCHED, SEEN, replace(records(), requests=(late,) * 10))
+    assert found.split is not None
+    assert found.split.stages["client"] == pytest.approx(20.0)
+
+
+def test_what_no_engine_accounts_for_is_the_clients_mean_less_theirs() -> None:
+    """Prefill 210 ms a request, decode's whole time from its page; both legs in turn."""
+    inside = 1000.0 - (outside_ms(WATCHED, BEFORE, AFTER, 1000.0) or 0.0)
+    assert inside > 210.0
+    assert outside_ms(WATCHED, BEFORE, AFTER, inside + 6.5) == pytest.approx(6.5)
+    assert outside_ms(WATCHED, BEFORE, {**AFTER, "decode-0": Unknown("gone")}, 300.0) is None
+    assert outside_ms(WATCHED, AFTER, AFTER, 300.0) is None
+    found = judge_cell(replace(WATCHED, http_ms=0.5), SEEN, records())
+    plain = judge_cell(WATCHED, SEEN, records())
+    assert found.split is not None and plain.split is not None
+    assert found.split.stages["hand_over"] == pytest.approx((plain.split.stages["hand_over"] or 0.0) + 0.5)
+    assert found.split.closure_error_ms == pytest.approx(0.0, abs=1e-6)
 
 
 def test_user_space_stamps_leave_the_clients_share_unknown_and_noise_below_zero_is_no_stage() -> None:
