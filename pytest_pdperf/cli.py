@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
-from .commands import completion, doctor, history, init, report
+from .commands import completion, doctor, export, history, import_, init, report
 from .errors import UsageProblem
 
 EXAMPLES = """\
@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pdperf {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (report, history, init, doctor, completion):
+    for command in (report, history, import_, export, init, doctor, completion):
         command.add(commands)
     return parser
 

@@ -14,6 +14,7 @@ examples:
   pdperf report OLD NEW --md compare.md           two runs side by side
   pdperf report RUN --published                   beside the published H100 table
   pdperf report RUN table.json --html out.html    beside a published table of your own
+  pdperf report RUN --definitions vllm            what vLLM's formulas make of the same stamps
 """
 
 
@@ -46,6 +47,11 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help="put a shipped published table beside the runs (default: h100-qwen3-32b)",
     )
+    parser.add_argument(
+        "--definitions",
+        metavar="TOOL",
+        help="recompute a run with another tool's definitions: vllm, sglang, aiperf or guidellm",
+    )
     parser.add_argument("--quiet", action="store_true", help="print no table")
     parser.set_defaults(run=run)
 
@@ -70,6 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     for one in runs:
         for problem in one.problems:
             print(f"pdperf: warning: {one.name}: {problem}", file=sys.stderr)
+    if arguments.definitions:
+        from .definitions import show_definitions
+
+        return show_definitions(arguments, runs)
     if not arguments.quiet:
         out = console()
         grid = build_grid(runs)
