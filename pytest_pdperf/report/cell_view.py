@@ -15,6 +15,7 @@ from .grid import Grid, Row, Series, best_of
 from .heat import shown, tip
 from .outcomes import CellOutcome
 from .samples import Samples, read_samples
+from .server_view import server_rows
 from .source import Hole
 
 ATTENTION = frozenset({"FAIL", "INVALID", "SUSPECT", "INCONCLUSIVE"})
@@ -51,6 +52,8 @@ class CellView:
     stages: Figure | None
     """Stages of the TTFT, where an engine told them."""
     timelines: tuple[Figure, ...]
+    server: tuple[tuple[str, str, tuple[str, ...]], ...]
+    """(label, definition, text of each series) of what the server side said."""
     numbers: tuple[NumberRow, ...]
     notes: tuple[str, ...]
     """Reasons why charts are missing, warnings, and what the client saw go wrong."""
@@ -89,6 +92,7 @@ def _view(number: int, row: Row) -> CellView:
         charts=tuple(_charts(row, samples)),
         stages=_stage_figure(row),
         timelines=tuple(_timelines(samples)),
+        server=tuple(server_rows([e if isinstance(e, CellOutcome) else None for _, e in row.entries])),
         numbers=tuple(_numbers(row)),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -167,8 +171,9 @@ def _timelines(samples: Sequence[tuple[Series, Samples]]) -> Iterator[Figure]:
 
 def _numbers(row: Row) -> Iterator[NumberRow]:
     """Every metric that at least one series has, streams of a mixed workload below the main one."""
-    outcomes = dict.fromkeys(name for _, outcome in row.outcomes() for name in outcome.result.metrics)
-    for name in outcomes:
+    found = dict.fromkeys(name for _, outcome in row.outcomes() for name in outcome.result.metrics)
+    place = {metric: position for position, metric in enumerate(METRICS)}
+    for name in sorted(found, key=lambda n: (n.rpartition(".")[0], place.get(n.rpartition(".")[2], 0))):
         stream, _, bare = name.rpartition(".")
         metric = METRICS.get(bare)
         if metric is None:

@@ -53,14 +53,19 @@ class Curve:
 def ecdf(samples: Sequence[tuple[Curve, Floats]], what: str, unit: str = "ms") -> Markup:
     """Cumulative distribution with a logarithmic tail: p90, p99 and p99.9 lie as far apart as they matter.
 
-    `samples` are sorted. Many samples are thinned evenly along the drawn axis; the largest is always there.
+    `samples` are sorted. Many samples are thinned evenly along the drawn axis; the largest is always there. Below the
+    first percentile values pile up at the left edge, so that a few merged events do not stretch the axis.
     """
     shown = [(curve, values) for curve, values in samples if values.size]
     if not shown:
         return missing(f"no sample of {what}")
     deepest = max(math.log10(2 * values.size) for _, values in shown)
     x = spread(
-        [float(v) for _, values in shown for v in (values[0], values[values.size // 2], values[-1])],
+        [
+            float(v)
+            for _, values in shown
+            for v in (values[values.size // 100], values[values.size // 2], values[-1])
+        ],
         start=LEFT,
         end=WIDTH - RIGHT,
     )

@@ -83,7 +83,7 @@ def render(runs: Sequence[Run]) -> Iterator[str]:
         simulated=any(run.simulated for run in runs),
         grid=grid,
         columns=columns,
-        judged=any(outcome.judged for outcome in outcomes),
+        judged=any(row.change is not None for outcome in outcomes for row in outcome.judged),
         comparable=any(grid.reference(series) for series in grid.series),
         heat=list(heat_rows(grid)) if outcomes or any(run.holes for run in runs) else [],
         counts=counts,

@@ -114,6 +114,16 @@ def test_zero_gaps_can_be_drawn() -> None:
     assert "nan" not in str(ecdf([(CURVE, np.zeros(5))], "gap")).lower()
 
 
+def test_a_few_merged_events_do_not_stretch_the_axis() -> None:
+    gaps = np.sort(np.concatenate([np.full(5, 1e-4), np.linspace(9.0, 12.0, 995)]))
+    labels = [
+        float(t.text or 0)
+        for t in parsed(ecdf([(CURVE, gaps)], "gap")).iter("text")
+        if t.get("class") == "tick mid"
+    ]
+    assert labels and min(labels) > 5
+
+
 def test_a_lane_shows_wait_marks_and_stalls() -> None:
     slow = request(1, sent_ms=100.0, ttft_ms=50.0, gaps_ms=(10, 10, 90, 10))
     found = sampled(request(0), slow)

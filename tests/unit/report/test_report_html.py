@@ -11,6 +11,7 @@ import pytest
 from pytest_pdperf.gate.verdict import Verdict
 from pytest_pdperf.measure.records import Status
 from pytest_pdperf.measure.table import METRICS
+from pytest_pdperf.report.cell_view import cell_views
 from pytest_pdperf.report.grid import build_grid
 from pytest_pdperf.report.heat import against_baseline, against_reference, columns_of
 from pytest_pdperf.report.html import write_html
@@ -232,3 +233,17 @@ def test_side_by_side_colours_compare_with_the_reference() -> None:
 def test_a_change_that_rounds_to_nothing_has_no_sign(change: float, text: str) -> None:
     row = judged_row("ttft_ms_p50", Verdict.PASS, 100.0, 100.0, change)
     assert against_baseline(outcome(ttft_ms_p50=100.0, judged=(row,)), METRICS["ttft_ms_p50"]).change == text
+
+
+def test_all_numbers_stand_in_the_order_of_the_metric_table(tmp_path: Path) -> None:
+    save(
+        outcome(tpot_ms_p50=5.0, ttft_ms_p50=1.0, client_lag_ms_p50=0.1, output_tps=9.0),
+        tmp_path / "run" / "cells",
+    )
+    (view,) = cell_views(build_grid([load_run(tmp_path / "run")]))
+    assert [line.label for line in view.numbers] == [
+        "TTFT p50",
+        "TPOT p50",
+        "output throughput",
+        "client lag p50",
+    ]
