@@ -181,6 +181,7 @@ def merged_ms(request: RequestRecord) -> float:
 
     A client that wakes up in time adds nothing. One that is late finds several tokens in one read, and the kernel
     stamps them all with the last one's arrival: k tokens under one stamp make the first one k - 1 token times late.
+    Tokens that were sent in one piece cannot be told from that.
     """
     stamps = request.event_ns
     together = sum(stamp == stamps[0] for stamp in stamps)
@@ -254,6 +255,9 @@ def _split(
     )
     if isinstance(split, Unknown):
         return split
+    if client:
+        why = "first tokens that came with later ones under one stamp; a router that flushes late looks the same"
+        split = replace(split, notes=(*split.notes, f"client: {why}"))
     hand_over = split.stages.get("hand_over")
     if watched.http_ms is not None and hand_over is not None:
         http = max(0.0, watched.http_ms)
