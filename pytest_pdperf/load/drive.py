@@ -83,7 +83,7 @@ class Drive:
         self._phase_over: Callable[[], None] = lambda: None
         self._in_flight = 0
         self._failed = 0
-        self._timeouts_in_a_row = 0
+        self._dead_in_a_row = 0
         self._gave_up = False
         self._thinking = 0
         self._bug: BaseException | None = None
@@ -231,9 +231,8 @@ class Drive:
 
     def _start(self, exchange: Exchange, stream: Traffic) -> None:
         if self._gave_up:
-            self._loop.call_soon(
-                self._not_sent, exchange, stream, End.NOT_SENT, "not sent: the server only timed out"
-            )
+            why = f"not sent: {self._dead_in_a_row} requests in a row timed out or found no connection"
+            self._loop.call_soon(self._not_sent, exchange, stream, End.NOT_SENT, why)
             return
 
         def ready(connection: Connection | None, error: str) -> None:
@@ -275,12 +274,12 @@ class Drive:
         """Store a finished exchange; let its client go on unless it already has."""
         bad = exchange.end not in (End.COMPLETE, End.DONE) or exchange.status != 200
         self._failed += bad
-        if exchange.end is End.TIMEOUT:
-            self._timeouts_in_a_row += 1
-            clients = sum(t.clients or 1 for t in self._traffic)
-            self._gave_up = self._gave_up or self._timeouts_in_a_row >= max(4, 2 * clients)
+        if exchange.end in (End.TIMEOUT, End.CONNECT):
+            self._dead_in_a_row += 1
+            clients = sum(t.clients or SPARE for t in self._traffic)
+            self._gave_up = self._gave_up or self._dead_in_a_row >= max(4, 2 * clients)
         elif not bad:
-            self._timeouts_in_a_row = 0
+            self._dead_in_a_row = 0
         self._spool.put(exchange)
         stream.done += 1
         if again is not None and stream.clients is not None:

@@ -127,6 +127,23 @@ def test_a_server_that_only_times_out_is_given_up(tmp_path: Path) -> None:
     assert [e.end for e in driven.exchanges[:4]] == [End.TIMEOUT] * 4
     assert {e.end for e in driven.exchanges[4:]} == {End.NOT_SENT}
     assert driven.records[5].status is Status.CONNECT_ERROR
+    assert driven.records[5].error == "not sent: 4 requests in a row timed out or found no connection"
+
+
+def test_nobody_listening_is_given_up_too(tmp_path: Path) -> None:
+    with scripted([answer(5)]) as server:
+        url = server.url
+    driven = drive(Target(url, "m"), [closed_plan(30, 2)], tmp_path)
+    assert [e.end for e in driven.exchanges[:4]] == [End.CONNECT] * 4
+    assert {e.end for e in driven.exchanges[6:]} == {End.NOT_SENT}
+
+
+def test_single_failures_between_successes_are_not_given_up(tmp_path: Path) -> None:
+    silent = Script([], head=None, chunked=False, end="hold")
+    with scripted([silent, answer(5)] * 6 + [answer(5)]) as server:
+        driven = drive(Target(server.url, "m"), [closed_plan(14, 1)], tmp_path, timeout_s=0.2)
+        assert len(server.served) == 14
+    assert sum(r.status is Status.TIMEOUT for r in driven.records) == 6
 
 
 def stalled(folder: Path) -> tuple[int, int]:

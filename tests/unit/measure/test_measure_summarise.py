@@ -126,6 +126,14 @@ def test_one_request_of_thirty_seconds() -> None:
     assert any(line.startswith("output_tps_wall: one straggler") for line in result.warnings)
 
 
+def test_lag_of_the_client_stands_beside_the_numbers() -> None:
+    made = [request([100, 110], lag_ms=lag) for lag in range(1, 101)]
+    lag = summarise(records(made), cell(100), "t").client_lag_ms
+    assert lag["p50"] == pytest.approx(50.5)
+    assert lag["p99"] == pytest.approx(99.01, abs=0.02)
+    assert lag["max"] == pytest.approx(100)
+
+
 def test_the_last_of_few_requests_is_no_straggler() -> None:
     made = [request([i * 50 + 130], sent_ms=i * 50) for i in range(8)]
     assert metrics(made)["output_tps_wall"].note == ""
