@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -130,6 +131,14 @@ def test_every_request_is_answered_in_full_and_in_order(
         assert all(a <= b for a, b in pairwise(r.token_s))
     open_at_once = max(sum(o.sent_s <= r.sent_s < o.token_s[-1] for o in times) for r in times)
     assert open_at_once <= concurrency
+
+
+def test_times_never_run_backwards_however_large_the_jitter() -> None:
+    shaky = replace(FAST, jitter_s=0.05)
+    times = simulate_cell(shaky, PD, input_tokens=64, output_tokens=50, concurrency=2, requests=4, seed=1)
+    gaps = [b - a for r in times for a, b in pairwise(r.token_s)]
+    assert min(gaps) == 0.0
+    assert max(gaps) > 0.02
 
 
 def longest_gap(times: list[RequestTimes], stream: str) -> float:
