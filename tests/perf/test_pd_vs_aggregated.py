@@ -39,6 +39,7 @@ def test_pd_vs_aggregated(pdperf: Session, claim: Expectation) -> None:
     """VIOLATED fails. What the launches cannot decide is skipped with its numbers: it is not a pass."""
     found = answers(claim, pdperf.summary().outcomes)
     text = "\n".join(answer.line() for answer in found)
-    assert not [a for a in found if a.standing is Standing.VIOLATED], text
+    if any(answer.standing is Standing.VIOLATED for answer in found):
+        pytest.fail(text, pytrace=False)
     if any(answer.standing is Standing.UNDECIDED for answer in found):
         pytest.skip(text)
