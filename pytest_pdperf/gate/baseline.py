@@ -300,19 +300,24 @@ def parse(
     return file
 
 
-def read(path: Path, catalogue: Catalogue, *, trust_edits: bool = False) -> BaselineFile:
-    """Read and validate a baseline file. Raises BaselineProblem, also when it does not exist or cannot be
-    read.
+def read(
+    path: Path, catalogue: Catalogue, *, trust_edits: bool = False, shown: Path | None = None
+) -> BaselineFile:
+    """Read and validate a baseline file; messages call it `shown`. Raises BaselineProblem, also when it does not
+    exist or cannot be read.
     """
+    name = shown or path
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise BaselineProblem(
-            path, "the file does not exist", "accept one with --update-baselines=create"
+            name, "the file does not exist", "accept one with --update-baselines=create"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BaselineProblem(path, f"cannot be read: {error}", RESTORE) from None
-    return parse(path, text, catalogue, trust_edits=trust_edits)
+    except OSError as error:
+        raise BaselineProblem(name, f"cannot be read: {error.strerror or error}", RESTORE) from None
+    except UnicodeDecodeError as error:
+        raise BaselineProblem(name, f"cannot be read: {error}", RESTORE) from None
+    return parse(name, text, catalogue, trust_edits=trust_edits)
 
 
 def _migrated(path: Path, raw: dict[str, Any], migrations: Mapping[int, Migration]) -> dict[str, Any]:

@@ -130,15 +130,23 @@ def judge_cell(
         )
         for name in names
     ]
-    if measured.inconclusive:
-        why = "; ".join(measured.inconclusive)
-        rows = [
-            row
-            if row.verdict in (Verdict.INVALID, Verdict.NO_BASELINE)
-            else replace(row, verdict=Verdict.INCONCLUSIVE, note=_join(why, row.note))
-            for row in rows
-        ]
-    return _cell(rows, measured)
+    return set_aside(_cell(rows, measured), measured.inconclusive)
+
+
+def set_aside(verdict: CellVerdict, reasons: Sequence[str]) -> CellVerdict:
+    """Make every comparison inconclusive when the surroundings differ from the baseline's.
+
+    What is INVALID stays so (errors count whatever the machine did), and so does what was compared with nothing.
+    """
+    if not reasons:
+        return verdict
+    rows = tuple(
+        row
+        if row.verdict in (Verdict.INVALID, Verdict.NO_BASELINE)
+        else replace(row, verdict=Verdict.INCONCLUSIVE, note=_join(*reasons, row.note))
+        for row in verdict.rows
+    )
+    return CellVerdict(rows=rows, verdict=worst([row.verdict for row in rows]))
 
 
 def _cell(rows: list[VerdictRow], measured: Measurement) -> CellVerdict:

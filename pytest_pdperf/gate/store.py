@@ -31,10 +31,20 @@ class BaselineStore:
     """
 
     def __init__(
-        self, root: Path, catalogue: Catalogue, *, history: Path | None = None, trust_edits: bool = False
+        self,
+        root: Path,
+        catalogue: Catalogue,
+        *,
+        history: Path | None = None,
+        trust_edits: bool = False,
+        project: Path | None = None,
     ) -> None:
-        """`trust_edits` is for `--update-baselines=fix`: pins edited by hand are read instead of refused."""
+        """`trust_edits` is for `--update-baselines=fix`: pins edited by hand are read instead of refused.
+
+        Messages show paths relative to `project`, by default the folder above `root`.
+        """
         self.root = root
+        self._project = project or root.parent
         self.history = history if history is not None else root.parent / "history"
         self._catalogue = catalogue
         self._trust_edits = trust_edits
@@ -95,9 +105,10 @@ class BaselineStore:
                 differs = list(key.differences(file.keys[pin.key]))
                 if pin.workload_digest != ref.digest:
                     differs.append("the workload sends another load under this name")
-                found.append((len(differs), f"{path.relative_to(self.root)} ({'; '.join(differs)})"))
+                found.append((len(differs), f"{self.shown(path)} ({'; '.join(differs)})"))
         if not found:
-            return f"no baseline for {ref.id} in {self.root}; accept one with --update-baselines=create"
+            where = self.shown(self.root)
+            return f"no baseline for {ref.id} in {where}; accept one with --update-baselines=create"
         closest = [text for _, text in sorted(found)[:count]]
         return "no comparable baseline; nearest: " + "; ".join(closest)
 
@@ -162,20 +173,25 @@ class BaselineStore:
                 append_lines(path, texts)
         return sorted(lines)
 
+    def shown(self, path: Path) -> Path:
+        """A path as messages show it: relative to the project where it lies inside."""
+        return path.relative_to(self._project) if path.is_relative_to(self._project) else path
+
     def _file(self, path: Path) -> BaselineFile | None:
         if path not in self._files:
-            file = read(path, self._catalogue, trust_edits=self._trust_edits) if path.exists() else None
-            if file is not None:
-                _check_place(path, self.root, file.keys)
-            self._files[path] = file
+            self._files[path] = self._read(path, self._trust_edits) if path.exists() else None
         return self._files[path]
+
+    def _read(self, path: Path, trust_edits: bool) -> BaselineFile:
+        shown = self.shown(path)
+        file = read(path, self._catalogue, trust_edits=trust_edits, shown=shown)
+        _check_place(path.relative_to(self.root), shown, file.keys)
+        return file
 
     def _fresh(self, path: Path, *, trust_edits: bool) -> BaselineFile:
         if not path.exists():
             return BaselineFile(schema=1, keys={}, metrics={}, cells={})
-        file = read(path, self._catalogue, trust_edits=trust_edits)
-        _check_place(path, self.root, file.keys)
-        return file
+        return self._read(path, trust_edits)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
@@ -188,16 +204,18 @@ class BaselineStore:
                 yield
         except Timeout:
             raise BaselineProblem(
-                lock, f"another run has held the lock for {LOCK_TIMEOUT_S:.0f} s", "wait for it, or end it"
+                self.shown(lock),
+                f"another run has held the lock for {LOCK_TIMEOUT_S:.0f} s",
+                "wait for it, or end it",
             ) from None
 
 
-def _check_place(path: Path, root: Path, keys: Mapping[str, BaselineKey]) -> None:
-    place = path.relative_to(root).with_name(path.name.removesuffix(".json"))
+def _check_place(path: Path, shown: Path, keys: Mapping[str, BaselineKey]) -> None:
+    place = path.with_name(path.name.removesuffix(".json"))
     for digest, key in keys.items():
         if key.place.parts != place.parts:
             raise BaselineProblem(
-                path,
+                shown,
                 f"keys.{digest} belongs to {key.place}: other hardware, engine, model or topology",
                 "move the file back, or re-measure here with --update-baselines=create",
             )
