@@ -11,7 +11,9 @@ from pathlib import Path
 import httpx
 import orjson
 
+from .engines.base import Command
 from .errors import RoleDied, TearDownError, UsageProblem
+from .evidence.canary import Canary, canaries_for, engine_python, gpu_canary
 from .evidence.cell_evidence import CellEvidence
 from .evidence.cell_window import StackWatch
 from .evidence.environment import Environment, read_environment
@@ -40,6 +42,7 @@ from .stack.launch import Stack, launch
 from .stack.pairs import probe_pair
 from .stack.plan import LaunchPlan, check_model, plan_launch
 from .stack.ports import PortRegistry
+from .stack.processes import environment as child_environment
 from .watching import watch_stack
 
 MAX_BRING_UPS = 3
@@ -102,6 +105,10 @@ class Bench:
         self._watch: StackWatch | None = None
         self._environment: Environment | None = None
         self._greedy: dict[int, dict[str, tuple[int, ...]]] = {}
+        self._canaries = canaries_for(
+            inputs.gpus, off=settings["canary"] == "off", take=self._gpu_canary, say=progress
+        )
+        self._bring_up_s: dict[str, float] = {}
 
     # -- before anything starts ----------------------------------------------------------------------------
 
@@ -182,6 +189,7 @@ class Bench:
         self._bring_ups += 1
         self._progress(f"bringing up {self.launch.id}")
         started = time.monotonic()
+        self._canaries.before(self.launch.id)
         self._started = True
         self._stack = launch(
             self._plan(self.launch),
@@ -199,6 +207,7 @@ class Bench:
         self._foreign = ForeignUse(
             self.devices, lambda: {below.proc.pid for below in procfs.descendants(os.getpid())}
         )
+        self._bring_up_s[self.launch.topology.name] = time.monotonic() - started
         line = f"{self.launch.id} up in {time.monotonic() - started:.1f} s"
         self.launch_lines.append(line)
         self._progress(line)
@@ -216,6 +225,8 @@ class Bench:
             left += wait_emptied(self._memory_before)
         if left:
             raise TearDownError(self.launch.id, left)
+        if stack is not None:
+            self._canaries.after(self.launch.id)
 
     def drop(self) -> None:
         """The same where nobody could take the error: what is left becomes a problem of the run's summary."""
@@ -226,6 +237,7 @@ class Bench:
 
     def close(self) -> None:
         """Stop everything and give ports and devices back; safe to call more than once."""
+        self._canaries.stop()
         try:
             self.drop()
         finally:
@@ -365,8 +377,23 @@ class Bench:
                 "cpu": environment.cpu,
                 "kernel": environment.kernel,
                 **environment.facts,
+                **self._canaries.of(self.launch.id),
             },
         )
+
+    def surroundings(self, launch_id: str) -> Mapping[str, str]:
+        """What a launch's canaries said of the machine; empty for a launch of another run."""
+        return self._canaries.of(launch_id)
+
+    def bring_up_s(self, topology: str) -> float | None:
+        """How long the topology's latest bring-up took in seconds, its canary included; None before the first."""
+        return self._bring_up_s.get(topology)
+
+    def _gpu_canary(self) -> Canary:
+        """Of all leased GPUs, with the torch that the engine uses."""
+        python = engine_python(self._inputs.programs, self._inputs.engines[self.launch.topology.name].name)
+        env = child_environment(Command((str(python),)), self._run_id, "canary")
+        return gpu_canary(python, [device.visible for device in self.devices], env)
 
     def _read_environment(self, stack: Stack) -> Environment:
         topology = self.launch.topology

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from .bench import Bench, TopologyLaunch
+from .bench import TopologyLaunch
 from .errors import BringUpError, RoleDied, UsageProblem
+from .evidence.canary import differences
 from .gate.adapter import readings_of
-from .gate.confirm import Confirmation, Readings, StagePlan, Suspect, apply_confirmations, decide, plan
+from .gate.budget import Series, spend
+from .gate.confirm import (
+    Confirmation,
+    Design,
+    Readings,
+    StagePlan,
+    Suspect,
+    apply_confirmations,
+    decide,
+    plan,
+)
 from .gate.mask import unmask
-from .gate.statistics import Pooled
+from .gate.statistics import Pooled, log_score
 from .gate.verdict import CellVerdict, Verdict, worst
 from .judging import JudgedCell, Judging
 from .measure.cell_result import CellResult
@@ -22,6 +34,27 @@ FRESH = 1000
 
 COMPARED = frozenset({Verdict.PASS, Verdict.NOISY, Verdict.IMPROVED})
 
+OUT_OF_BUDGET = "the budget is used up"
+
+
+class Launcher(Protocol):
+    """What stage 2 needs of the bench."""
+
+    def begin(self, launch_: TopologyLaunch) -> None:
+        """Make a launch the current one."""
+
+    def measure_cell(self, cell_id: str, workload: str) -> CellResult:
+        """Run a cell on the current launch."""
+
+    def drop(self) -> None:
+        """Stop the current launch; what is left of it becomes a problem of the run."""
+
+    def surroundings(self, launch_id: str) -> Mapping[str, str]:
+        """Canaries of a launch, for `evidence.canary.differences`."""
+
+    def bring_up_s(self, topology: str) -> float | None:
+        """How long the topology's latest bring-up took; None before the first."""
+
 
 class Confirming:
     """Decides the session's suspects, once. Measures on the session's own bench, one topology after the other."""
@@ -29,7 +62,7 @@ class Confirming:
     def __init__(
         self,
         settings: Settings,
-        bench: Bench,
+        bench: Launcher,
         judging: Judging,
         workload: str,
         progress: Callable[..., None],
@@ -45,6 +78,8 @@ class Confirming:
         self._clock = clock
         self._began = clock()
         self._launched = 0
+        self._skipped: set[str] = set()
+        """Topologies whose launches did not fit the budget."""
 
     @property
     def enabled(self) -> bool:
@@ -62,35 +97,37 @@ class Confirming:
         )
 
     def run(self) -> list[JudgedCell]:
-        """Launch, measure, decide. Returns the cells whose verdict this has settled; nothing to do is an empty list."""
+        """Launch, measure, decide. Returns the cells whose verdict this has settled; nothing to do is an empty list.
+
+        Cells whose launch ended on a machine that had changed come first: they are inconclusive, and not confirmed.
+        """
+        withdrawn = [cell for cell in self._judging.cells if self._ended_elsewhere(cell)]
         if not self.enabled:
-            return []
+            return withdrawn
         cells = self._widened(self._judging.cells)
         suspects = {cell.id: self._judging.suspects(cell) for cell in cells}
         waiting = [cell for cell in cells if suspects[cell.id]]
         if not waiting:
-            return []
+            return withdrawn
+        design = Design.PAIRED if self._paired else Design.UNPAIRED
         readings: dict[tuple[str, str], Readings] = {}
         within: dict[str, Pooled] = {}
-        plans: dict[str, StagePlan] = {}
-        by_topology: dict[str, list[JudgedCell]] = {}
-        for cell in waiting:
-            by_topology.setdefault(cell.topology.name, []).append(cell)
-        # Where most is undecided, a launch decides most; a budget then leaves out the rest.
-        order = sorted(by_topology.values(), key=lambda group: -sum(len(suspects[cell.id]) for cell in group))
-        for group in order:
+        for group in self._ordered(waiting, suspects):
             found = [suspect for cell in group for suspect in suspects[cell.id]]
-            stage = plan(found, has_reference=self._paired)
-            assert stage is not None, "a group without suspects"
-            plans[group[0].topology.name] = stage
-            readings |= readings_of(found, self._measure(group, stage))
+            stage = self._plan(found)
+            if self._fits(group, stage, found):
+                readings |= readings_of(found, self._measure(group, stage))
             for metric, pooled in self._judging.store.sessions(group[0].key).items():
                 within[metric] = _joined(within.get(metric), pooled)
         every = [suspect for cell in waiting for suspect in suspects[cell.id]]
-        confirmations = decide(next(iter(plans.values())).design, every, readings, within)
+        confirmations = decide(design, every, readings, within)
         for cell in waiting:
             cell.verdict = self._decided(cell, suspects[cell.id], confirmations)
-        return waiting
+        return [*withdrawn, *waiting]
+
+    def _ended_elsewhere(self, cell: JudgedCell) -> bool:
+        launch = TopologyLaunch(cell.topology, cell.launch)
+        return self._judging.recheck(cell, self._bench.surroundings(launch.id))
 
     def _widened(self, cells: Sequence[JudgedCell]) -> list[JudgedCell]:
         """Turn more series into suspects: all of them, or with a reference build those that a fast night hides."""
@@ -104,29 +141,101 @@ class Confirming:
                 cell.verdict = seen[cell.id]
         return list(cells)
 
+    # -- what to launch ------------------------------------------------------------------------------------
+
+    def _plan(self, found: Sequence[Suspect]) -> StagePlan:
+        stage = plan(found, has_reference=self._paired)
+        assert stage is not None, "a group without suspects"
+        return stage
+
+    def _ordered(
+        self, waiting: Sequence[JudgedCell], suspects: Mapping[str, Sequence[Suspect]]
+    ) -> list[list[JudgedCell]]:
+        """The waiting cells by topology, in the order in which they get their launches.
+
+        All launches of a plan or none: half a plan decides nothing. With a budget those come first that settle most
+        doubt a second (`gate.budget.spend`); a suspect far beyond its limit is red with and without them, so clear
+        cases follow, most series a second first.
+        """
+        groups: dict[str, list[JudgedCell]] = {}
+        for cell in waiting:
+            groups.setdefault(cell.topology.name, []).append(cell)
+        counts = {name: sum(len(suspects[cell.id]) for cell in group) for name, group in groups.items()}
+        if self._budget_s is None:
+            return sorted(groups.values(), key=lambda group: -counts[group[0].topology.name])
+        costs = {
+            name: self._cost(group, self._plan([s for cell in group for s in suspects[cell.id]]))
+            for name, group in groups.items()
+        }
+        doubts = {
+            name: [series for cell in group for series in _series(cell, suspects[cell.id])]
+            for name, group in groups.items()
+        }
+        first = [one.topology for one in spend(doubts, costs, self._left(), most=1)]
+        rest = sorted(groups.keys() - first, key=lambda name: (-counts[name] / costs[name], name))
+        return [groups[name] for name in (*first, *rest)]
+
+    def _cost(self, group: Sequence[JudgedCell], stage: StagePlan) -> float:
+        """Seconds that a plan is expected to take: bring-ups and cells as long as they took in stage 1."""
+        bring_up = self._bench.bring_up_s(group[0].topology.name) or 0.0
+        cells = sum(cell.result.wall_s or 0.0 for cell in group)
+        return max(len(stage.order) * (bring_up + cells), 0.001)
+
+    def _left(self) -> float:
+        assert self._budget_s is not None, "no budget"
+        return self._began + self._budget_s - self._clock()
+
+    def _fits(self, group: Sequence[JudgedCell], stage: StagePlan, found: Sequence[Suspect]) -> bool:
+        """Whether the budget has room for a plan; if not, says what stays open."""
+        if self._budget_s is None:
+            return True
+        cost, left = self._cost(group, stage), self._left()
+        if cost <= left:
+            return True
+        name = group[0].topology.name
+        self._skipped.add(name)
+        lost = ", ".join(f"{suspect.cell.split()[1]} {suspect.metric}" for suspect in found[:5])
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        launches = f"{len(stage.order)} launches take about {cost:.0f} s"
+        self._progress(
+            f"{name}: {OUT_OF_BUDGET} ({max(left, 0):.0f} s left, {launches}); "
+            f"{len(found)} series stay SUSPECT: {lost}{more}"
+        )
+        return False
+
     def _measure(
         self, group: Sequence[JudgedCell], stage: StagePlan
     ) -> list[tuple[str, dict[str, CellResult]]]:
-        """Fresh launches of one topology; a launch that fails or does not fit the budget leaves a hole."""
+        """Fresh launches of one topology; one that fails, does not fit the budget or met another machine is a hole."""
         topology = group[0].topology
         launches: list[tuple[str, dict[str, CellResult]]] = []
         self._progress(f"{topology.name}: {stage.why}")
         longest = 0.0
+        stored = group[0].baseline
+        met = [launch.environment for launch in stored.launches] if stored and not self._paired else []
         for arm in stage.order:
-            if self._budget_s is not None and self._clock() - self._began + longest > self._budget_s:
-                self._progress(f"{topology.name}: the budget is used up; what is open stays SUSPECT")
+            if self._budget_s is not None and longest > self._left():
+                self._progress(f"{topology.name}: {OUT_OF_BUDGET}; what is open stays SUSPECT")
+                self._skipped.add(topology.name)
                 break
             self._launched += 1
             began = self._clock()
             results: dict[str, CellResult] = {}
+            launch = TopologyLaunch(topology, FRESH + self._launched, reference=arm == "A")
             try:
-                self._bench.begin(TopologyLaunch(topology, FRESH + self._launched, reference=arm == "A"))
+                self._bench.begin(launch)
                 for cell in group:
                     results[cell.id] = self._bench.measure_cell(cell.result.cell, self._workload)
             except (BringUpError, RoleDied, UsageProblem) as problem:
                 self._progress(f"{topology.name}: fresh launch failed: {str(problem).splitlines()[0]}")
             finally:
                 self._bench.drop()
+            machine = self._bench.surroundings(launch.id)
+            if why := differences(machine, met):
+                self._progress(f"{topology.name}: fresh launch does not count: {why[0]}")
+                results = {}
+            elif self._paired:
+                met.append(dict(machine))  # the arms have to meet one machine, whatever the baseline's was
             launches.append((arm, results))
             longest = max(longest, self._clock() - began)
         return launches
@@ -135,7 +244,26 @@ class Confirming:
         self, cell: JudgedCell, suspects: Sequence[Suspect], confirmations: Sequence[Confirmation]
     ) -> CellVerdict:
         mine = [one for one in confirmations if one.suspect in suspects]
+        if cell.topology.name in self._skipped:
+            mine = [one if one.complete else replace(one, note=OUT_OF_BUDGET) for one in mine]
         return apply_confirmations(cell.id, cell.verdict, mine)
+
+
+def _series(cell: JudgedCell, suspects: Sequence[Suspect]) -> list[Series]:
+    """The suspects of a cell as `gate.budget` wants them."""
+    values = {row.metric: row.value for row in cell.verdict.rows}
+    return [
+        Series(
+            cell=one.cell,
+            metric=one.metric,
+            difference=log_score(value, one.direction) - one.center,
+            tolerance=one.tolerance,
+            s2=one.variance,
+            launches=one.launches,
+        )
+        for one in suspects
+        if (value := values.get(one.metric)) is not None
+    ]
 
 
 def _with_rows(verdict: CellVerdict, old: Verdict, new: Verdict, note: str) -> CellVerdict:

@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from .errors import UsageProblem
+from .evidence.canary import differences
 from .gate.adapter import judge, suspects_of
 from .gate.baseline import CellBaseline, Launch
 from .gate.catalogue import nearest, spec_of
 from .gate.confirm import Suspect
 from .gate.fingerprint import BaselineKey, CellRef, digest_of
 from .gate.history import HistoryEntry
+from .gate.judge import set_aside
 from .gate.store import BaselineStore
 from .gate.update import Mode, Outcome
 from .gate.verdict import VERDICTS, CellVerdict, Verdict, blocks
@@ -87,7 +89,9 @@ class Judging:
         self._inputs = inputs
         self._run_id = run_id
         self._mode = Mode(settings["update_baselines"]) if settings["update_baselines"] else None
-        self.store = BaselineStore(root / settings["baselines"], METRICS, trust_edits=self._mode is Mode.FIX)
+        self.store = BaselineStore(
+            root / settings["baselines"], METRICS, trust_edits=self._mode is Mode.FIX, project=root
+        )
         required = settings["require_baseline"] or ("yes" if os.environ.get("CI") else "no")
         self.require_baseline = required == "yes"
         self.cells: list[JudgedCell] = []
@@ -115,6 +119,7 @@ class Judging:
             self.store.siblings(key, ref),
             self._inputs.tolerances,
             taken=now,
+            inconclusive=self._surroundings(baseline, record.environment),
             absent="" if baseline else self.store.nearest(key, ref),
         )
         reason = self._settings["baseline_reason"] or ""
@@ -131,6 +136,27 @@ class Judging:
         )
         self.cells.append(cell)
         return cell
+
+    def recheck(self, cell: JudgedCell, environment: Mapping[str, str]) -> bool:
+        """Look at a cell again when its launch has ended and `environment` says what the machine was like after it.
+
+        Keeps that with the launch. True when the machine had changed, so that the cell's verdict is now inconclusive.
+        """
+        if cell.stored is not None:
+            kept = {**cell.stored.environment, **environment}
+            cell.stored = cell.stored.model_copy(update={"environment": kept})
+        reasons = self._surroundings(cell.baseline, environment)
+        verdict = set_aside(cell.verdict, reasons)
+        if verdict.verdict is cell.verdict.verdict:
+            return False
+        cell.verdict, cell.accepted = verdict, False
+        return True
+
+    @staticmethod
+    def _surroundings(baseline: CellBaseline | None, environment: Mapping[str, str]) -> tuple[str, ...]:
+        if baseline is None:
+            return ()
+        return differences(environment, [launch.environment for launch in baseline.launches])
 
     def problem(self, cell: JudgedCell) -> str:
         """The failure message of a cell's item, empty when nothing blocks."""

@@ -175,6 +175,14 @@ OPTIONS: tuple[Option, ...] = (
         parse=positive_seconds,
     ),
     Option(
+        "canary",
+        "auto: time fixed work before and after each launch, and call a launch inconclusive where it is over 3 % off "
+        "the baseline's; off: do not, also to accept a machine that changed for good (simulated engines have none)",
+        metavar="auto|off",
+        choices=("auto", "off"),
+        default="auto",
+    ),
+    Option(
         "require_evidence",
         "yes: a PD cell whose disaggregation is not proven is INVALID; no: it is only reported",
         metavar="yes|no",

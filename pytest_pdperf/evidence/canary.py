@@ -15,6 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from pytest_pdperf.engines.base import Programs
+from pytest_pdperf.engines.installed import python_of
+from pytest_pdperf.gpus.grammar import GpuRequest
+
 from .gpu_trace import GpuSummary, judge_throttle
 
 LIMIT = 0.03
@@ -145,6 +149,62 @@ def gpu_canary(
     lines = printed.strip().splitlines()
     found = Canary.from_text(lines[-1] if lines else "")
     return found if found.ms else Canary(note="unknown: it printed no numbers")
+
+
+class Canaries:
+    """The canaries of a run's launches. `take` is None where there is nothing to time."""
+
+    def __init__(
+        self, take: Callable[[], Canary] | None, say: Callable[..., None], why_none: str = ""
+    ) -> None:
+        self._take = take
+        self._say = say
+        self._why_none = why_none
+        self._found: dict[str, dict[str, str]] = {}
+
+    def before(self, launch_id: str) -> None:
+        """Take one before a launch comes up. After a role died the launch comes up again: the latest counts."""
+        self._look(launch_id, BEFORE)
+
+    def after(self, launch_id: str) -> None:
+        """Take one when a launch is down and its memory free."""
+        self._look(launch_id, AFTER)
+
+    def of(self, launch_id: str) -> Mapping[str, str]:
+        """What a launch's environment says of its canaries, as far as they were taken."""
+        return dict(self._found.get(launch_id, {}))
+
+    def stop(self) -> None:
+        """Take no more: the run is being ended."""
+        self._take = None
+        self._why_none = ""
+
+    def _look(self, launch_id: str, kind: str) -> None:
+        if self._take is None:
+            if self._why_none:
+                self._found.setdefault(launch_id, {})[kind] = self._why_none
+            return
+        canary = self._take()
+        self._found.setdefault(launch_id, {})[kind] = canary.to_text()
+        shown = ", ".join(f"{name} {value:.4g} ms" for name, value in canary.ms.items()) or canary.note
+        self._say(f"{launch_id}: {kind.replace('_', ' ')}: {shown}", detail=True)
+
+
+def canaries_for(
+    gpus: GpuRequest | None, *, off: bool, take: Callable[[], Canary], say: Callable[..., None]
+) -> Canaries:
+    """The canaries that fit the devices of a run: `take` on GPUs, `cpu_canary` on a CPU, none for the simulator."""
+    if gpus is None:
+        return Canaries(None, say, NO_CLOCK)
+    if off:
+        return Canaries(None, say, "off: --canary off")
+    return Canaries(cpu_canary if gpus.cpu else take, say)
+
+
+def engine_python(programs: Programs, engine: str) -> Path | None:
+    """The interpreter that runs an engine's program and so has its torch; None when it cannot be told."""
+    program = programs.find(engine)
+    return (python_of(program) if program else None) or programs.find("python3")
 
 
 # -- judging -----------------------------------------------------------------------------------------------
