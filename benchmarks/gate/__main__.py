@@ -35,8 +35,9 @@ VARIANTS: dict[str, dict[str, float]] = {
     "1 % night drift": {"night": 0.01},
     "3 % night drift": {"night": 0.03},
     "run noise x 2": {"run": 2.0},
-    "launch noise x 2": {"launch": 0.01, "launch_cell": 0.012},
+    "launch noise x 10": {"launch": 0.01, "launch_cell": 0.01},
     "stragglers x 4": {"stragglers": 0.02},
+    "assumed noise": {"observed": 0.0, "launch": 0.005, "launch_cell": 0.006},
 }
 """Noise that the defaults do not have: how far the promises carry."""
 

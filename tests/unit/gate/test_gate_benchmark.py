@@ -5,13 +5,26 @@ from __future__ import annotations
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.gate import __main__ as command
-from benchmarks.gate.noise import CELLS, METRIC_IDS, SERIES, Change, Generator, Nights, Noise, tolerances
+from benchmarks.gate.noise import (
+    ASSUMED_SD,
+    CELLS,
+    CONCURRENCY,
+    METRIC_IDS,
+    RUN_SD,
+    SERIES,
+    Change,
+    Generator,
+    Nights,
+    Noise,
+    tolerances,
+)
 from benchmarks.gate.plot import power_plot
 from benchmarks.gate.rules import OTHERS, ours, statistic
 from benchmarks.gate.study import PAIRED, QUIET, SCENARIOS, THROUGHPUT, matched, run
@@ -105,7 +118,13 @@ def test_noise_is_what_the_knobs_say() -> None:
     quiet = Noise(night=0.0, launch=0.0, launch_cell=0.0, stragglers=0.0)
     drawn = Generator(1, quiet).draw(400).sessions[0].candidate[:, 0]
     tpot = drawn[:, METRIC_IDS.index("tpot_ms_p50") :: len(METRIC_IDS)]
-    assert tpot.std() == pytest.approx(0.004, rel=0.1)
+    expected = math.sqrt(np.mean(np.square(RUN_SD["tpot_ms_p50"])))
+    assert tpot.std() == pytest.approx(expected, rel=0.1)
+    by_level = tpot.reshape(400, -1, len(CONCURRENCY)).std(axis=(0, 1))
+    assert by_level == pytest.approx(RUN_SD["tpot_ms_p50"], rel=0.1), "each concurrency has its own"
+    assumed = Generator(1, replace(quiet, observed=0.0)).draw(400).sessions[0].candidate[:, 0]
+    ttft = assumed[:, METRIC_IDS.index("ttft_ms_p50") :: len(METRIC_IDS)]
+    assert ttft.std() == pytest.approx(ASSUMED_SD["ttft_ms_p50"], rel=0.1)
     night = Generator(1, Noise(0.02, 0.0, 0.0, 0.0, 0.0)).draw(2000)
     candidate, reference = night.sessions[0].candidate, night.sessions[0].reference
     assert candidate.std() == pytest.approx(0.02, rel=0.1)
