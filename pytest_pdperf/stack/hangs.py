@@ -51,12 +51,13 @@ class HangWatch:
         period_s: float = PERIOD_S,
         silence_s: float = SILENCE_S,
         misses: int = MISSES,
+        timeout_s: float = TIMEOUT_S,
         ask: Ask | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.urls = dict(urls)
         self._period_s, self._silence_s, self._misses = period_s, silence_s, misses
-        self._ask = ask
+        self._ask, self._timeout_s = ask, timeout_s
         self._clock = clock
         self._stop = threading.Event()
         self._answered = dict.fromkeys(self.urls, clock())
@@ -106,7 +107,7 @@ class HangWatch:
         if self._ask is not None:
             self._loop(id, self._ask)
             return
-        with client(TIMEOUT_S) as http:
+        with client(self._timeout_s) as http:
             self._loop(id, lambda url: health(http, url))
 
     def _loop(self, id: str, ask: Ask) -> None:
@@ -121,7 +122,7 @@ def health(http: httpx.Client, url: str) -> str:
         # A new connection every time: a process that accepts none is as deaf as one that does not answer.
         status = http.get(f"{url}/health", headers={"connection": "close"}).status_code
     except httpx.TimeoutException:
-        return f"no answer to /health within {TIMEOUT_S:g} s"
+        return f"no answer to /health within {http.timeout.read:g} s"
     except httpx.HTTPError as error:
         return f"/health: {type(error).__name__}"
     return f"/health: HTTP {status}" if status >= 500 else ""

@@ -193,6 +193,7 @@ class Reaper:
         if self.child_status is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.child, signal.SIGTERM)
+                os.killpg(self.child, signal.SIGCONT)  # a stopped process could not even begin to end
 
     def _living(self) -> list[procfs.Stat]:
         return [s for s in procfs.descendants(os.getpid()) if s.state not in "ZX"]

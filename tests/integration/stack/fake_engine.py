@@ -25,11 +25,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
     model = "m"
     role = "server"
     engine_id = "e0"
+    deaf = False
 
     def do_GET(self) -> None:
+        if self.deaf or flag("DEAF"):
+            time.sleep(60)
         if self.path == "/health":
-            self._send(200, b"")
+            self._send(int(flag("HEALTH") or 200), b"")
+        elif self.path == "/v1/models" and flag("MODELS"):
+            self._send(200, flag("MODELS").encode(), "application/json")
         elif self.path == "/v1/models":
+            if flag("DIE_AFTER_MODELS"):
+                threading.Timer(float(flag("DIE_AFTER_MODELS")), lambda: os._exit(9)).start()
             self._json({"object": "list", "data": [{"id": self.model, "object": "model"}]})
         elif self.path == "/metrics":
             self._send(200, b"# TYPE fake_up gauge\nfake_up 1\n", "text/plain")
@@ -58,7 +65,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if os.environ.get("FAKE_ERROR_IN_STREAM") and body.get("stream"):
             self._events([{"error": {"message": "Internal server error", "code": 500}}])
             return
-        n = int(body["max_tokens"])
+        if flag("CUT"):
+            self.send_response(200)
+            self.send_header("content-length", "1000")
+            self.end_headers()
+            self.wfile.write(b"data: ")
+            self.close_connection = True
+            return
+        if flag("REFUSE"):
+            self._send(int(flag("REFUSE")), b"no room left")
+            return
+        n = int(body["max_tokens"]) - int(flag("SHORT") or 0)
         seed = sum(body["prompt"]) if isinstance(body["prompt"], list) else len(body["prompt"])
         tokens = [(seed * 31 + i * 7) % 1000 for i in range(n)]
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": n}
@@ -103,7 +120,11 @@ def main() -> None:
 
     Variables: FAKE_IGNORE_TERM, FAKE_SETSID_PORT, FAKE_DOUBLE_FORK, FAKE_NAMELESS_CHILD, FAKE_DIE (exit code),
     FAKE_DIE_AFTER (seconds), FAKE_PRINT_FOREVER, FAKE_QUIET, FAKE_NEVER_READY, FAKE_SELF_KILL, FAKE_STARTUP (seconds),
-    FAKE_SAY (a line), FAKE_WRONG_MODEL, FAKE_DIE_ON_REQUEST, FAKE_HANG_ON_REQUEST, FAKE_DRIP, FAKE_ERROR_IN_STREAM.
+    FAKE_SAY (a line), FAKE_WRONG_MODEL, FAKE_DIE_ON_REQUEST, FAKE_HANG_ON_REQUEST, FAKE_DRIP, FAKE_ERROR_IN_STREAM,
+    FAKE_EXIT (code, without a word), FAKE_SIGNAL (sent to itself), FAKE_BYTES (garbage before a death), FAKE_DEAF,
+    FAKE_HEALTH (status), FAKE_MODELS (body), FAKE_CUT, FAKE_REFUSE (status), FAKE_SHORT (tokens too few).
+    FAKE_DIE_AFTER_MODELS (seconds after it first listed its models). SIGUSR1 makes it deaf: it lives
+    and answers no more.
     """
     id, host, port, model, role = sys.argv[1:6]
     if flag("IGNORE_TERM"):
@@ -132,6 +153,13 @@ def main() -> None:
         subprocess.Popen(["/bin/sleep", "600"], env={})
     if flag("STARTUP"):
         time.sleep(float(flag("STARTUP")))
+    if flag("BYTES"):
+        sys.stdout.buffer.write(b"\xff\xfe\x00garbage" * 20_000 + b"\n")
+        sys.stdout.flush()
+    if flag("SIGNAL"):
+        os.kill(os.getpid(), int(flag("SIGNAL")))
+    if flag("EXIT"):
+        os._exit(int(flag("EXIT")))
     if flag("SELF_KILL"):
         os.kill(os.getpid(), signal.SIGKILL)
     if flag("DIE"):
@@ -150,6 +178,7 @@ def main() -> None:
         time.sleep(600)
     Handler.model = "another" if flag("WRONG_MODEL") else model
     Handler.role, Handler.engine_id = role, id
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(Handler, "deaf", True))
     if flag("DIE_AFTER"):
         threading.Timer(float(flag("DIE_AFTER")), lambda: os._exit(9)).start()
     http.server.ThreadingHTTPServer.address_family = socket.AF_INET

@@ -1,4 +1,7 @@
-"""A router that is healthy too early. Arguments: host port; FAKE_READINESS is a JSON list of answers, one a poll."""
+"""A router that is healthy too early. Arguments: host port; FAKE_READINESS is a JSON list of answers, one a poll.
+
+An answer with `http` has that status, one with `raw` is that text, one with `end` ends the process with that code.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         answer = ANSWERS.pop(0) if len(ANSWERS) > 1 else ANSWERS[0]
         print(f"readiness {answer}", flush=True)
+        if "end" in answer:
+            print("error: no such policy", flush=True)
+            os._exit(answer["end"])
+        if "raw" in answer:
+            self._raw(200, answer["raw"].encode(), "text/html")
+            return
         self._send(answer.get("http", 200), answer)
 
     def do_POST(self) -> None:

@@ -24,6 +24,10 @@ class FakeEngine:
     simulated = True
     needs_gpu = False
 
+    def __init__(self, stage_seconds: Mapping[str, float] | None = None) -> None:
+        self.stage_seconds = stage_seconds
+        """Limits of start-up stages, under the default start-up timeout."""
+
     def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
         pass
 
@@ -92,12 +96,20 @@ class FakeRouter(VllmRouter):
 
 
 def plan(
-    top: Topology, folder: Path, ports: PortRegistry, *, run_id: str, router: Router | None = None
+    top: Topology,
+    folder: Path,
+    ports: PortRegistry,
+    *,
+    run_id: str,
+    router: Router | None = None,
+    stage_seconds: Mapping[str, float] | None = None,
+    alone: bool = False,
 ) -> LaunchPlan:
+    """A launch of fake engines behind `router` (the real vllm-router by default), or of one server `alone`."""
     return plan_launch(
         top,
-        FakeEngine(),
-        router or get_router("vllm-router"),
+        FakeEngine(stage_seconds),
+        None if alone else router or get_router("vllm-router"),
         placement={},
         model="fake",
         served_model="m",
