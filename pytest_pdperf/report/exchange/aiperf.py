@@ -17,7 +17,7 @@ from typing import Any
 from pytest_pdperf.measure.samples import percentile
 from pytest_pdperf.measure.table import METRICS
 
-from .fields import MISSING, Place, count, mapping, number, text_of, to_ms
+from .fields import MISSING, Place, count, entries, mapping, number, text_of, to_ms
 from .imported import ImportedMetric, ImportedResult, metric_key
 
 TOOL = "aiperf"
@@ -199,21 +199,22 @@ def read_summary(data: Mapping[str, Any], place: Place) -> ImportedResult:
             metrics |= _summary_time(data, name, ours, definition, ok, place)
     for name in _RATES:
         metrics |= _summary_rate(data, name, ok, place)
-    goodput = data.get("goodput")
-    rate = goodput.get("avg") if isinstance(goodput, dict) else None
+    goodput, note = number(mapping(data, "goodput"), "avg", place)
     metrics["aiperf:goodput"] = ImportedMetric(
-        rate if isinstance(rate, int | float) else None,
+        goodput,
         "req/s",
         "requests inside an SLO that the file does not state / benchmark duration",
         None,
-        "" if goodput is not None else "null in the file" if "goodput" in data else MISSING,
+        "null in the file" if "goodput" in data and data["goodput"] is None else note,
     )
     duration = data.get("benchmark_duration")
     loadgen = mapping(mapping(data, "input_config"), "loadgen")
     lengths = [_average(data, name, place) for name in ("input_sequence_length", "output_sequence_length")]
     if data.get("was_cancelled"):
         place.warnings.append("the benchmark was cancelled before its end")
-    for entry in data.get("error_summary") or []:
+    for entry in entries(data, "error_summary", place) or []:
+        if not isinstance(entry, dict):
+            raise place.problem(f"error_summary: want objects, found {entry!r}")
         details = mapping(entry, "error_details")
         place.warnings.append(
             f"{entry.get('count')} requests failed: {details.get('code')} {details.get('type')}: "

@@ -1,6 +1,6 @@
 """A run's numbers under another tool's definitions, so that two reports of one system can be brought together.
 
-The stamps are ours in both columns: what still differs from the other tool's own report is its client, not its formulas.
+The stamps are ours in both columns: what still differs from the other tool's own report is its client.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from pytest_pdperf.errors import UsageProblem
 
 from . import aiperf, guidellm, mooncake, sglang_bench, vllm_bench
-from .fields import Place, json_lines, json_object, read_text
+from .fields import Place, json_lines, json_object, parse, read_text
 from .imported import ImportedResult
 
 Results = tuple[ImportedResult, ...]
@@ -46,7 +45,7 @@ def import_file(path: Path, as_: str | None = None) -> Results:
 def _whole(text: str) -> dict[str, Any] | None:
     """The file as one object, None when it is JSON lines or no JSON."""
     try:
-        data = json.loads(text)
+        data = parse(text)
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None

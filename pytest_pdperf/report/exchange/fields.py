@@ -59,10 +59,15 @@ def read_text(path: Path) -> str:
         raise UsageProblem(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def parse(text: str) -> Any:
+    """JSON with NaN and Infinity, which these tools write; integers beyond 18 digits become floats."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= 18 else float(digits))
+
+
 def json_object(text: str, place: Place) -> dict[str, Any]:
-    """One JSON object; NaN and Infinity, which JSON does not have but these tools write, stay floats."""
+    """One JSON object, or an error that names the place."""
     try:
-        data = json.loads(text)
+        data = parse(text)
     except (ValueError, RecursionError) as error:
         raise place.problem(f"not whole JSON ({error}); was the benchmark broken off?") from None
     if not isinstance(data, dict):
@@ -133,6 +138,14 @@ def rate_of(data: Mapping[str, Any], key: str, place: Place) -> str:
     if math.isnan(rate) or rate < 0:
         raise place.problem(f"{key}: {value!r} is no request rate")
     return "inf" if math.isinf(rate) else f"{rate:g}"
+
+
+def entries(data: Mapping[str, Any], key: str, place: Place) -> list[Any] | None:
+    """A list, None when it is missing or null. Raises UsageProblem for anything else."""
+    value = data.get(key)
+    if value is not None and not isinstance(value, list):
+        raise place.problem(f"{key}: want a list, found {type(value).__name__}")
+    return value
 
 
 def mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .fields import Place, count, needed_count, number, rate_of, text_of
+from .fields import Place, count, entries, needed_count, number, rate_of, text_of
 from .flat import Family, check_order, compare_samples, percentiles_from, read_family
 from .imported import ImportedMetric, ImportedResult
 
@@ -108,17 +108,10 @@ def _rates(data: Mapping[str, Any], completed: int, place: Place) -> dict[str, I
     return found
 
 
-def _lists(data: Mapping[str, Any], key: str, place: Place) -> Sequence[Any] | None:
-    value = data.get(key)
-    if value is not None and not isinstance(value, list):
-        raise place.problem(f"{key}: want a list, found {type(value).__name__}")
-    return value
-
-
 def _good(data: Mapping[str, Any], size: int, place: Place) -> list[bool]:
     """Which requests succeeded: the lists of --save-detailed hold zeros for the others."""
-    errors = _lists(data, "errors", place)
-    outputs = _lists(data, "output_lens", place)
+    errors = entries(data, "errors", place)
+    outputs = entries(data, "output_lens", place)
     for key, found in (("errors", errors), ("output_lens", outputs)):
         if found is not None and len(found) != size:
             raise place.problem(f"{key} has {len(found)} entries, other lists have {size}")
@@ -128,11 +121,14 @@ def _good(data: Mapping[str, Any], size: int, place: Place) -> list[bool]:
 def _samples(data: Mapping[str, Any], place: Place) -> dict[str, tuple[float, ...]]:
     """Samples of single requests in ms; the file has them in seconds."""
     found: dict[str, tuple[float, ...]] = {}
-    ttfts, itls = _lists(data, "ttfts", place), _lists(data, "itls", place)
+    ttfts, itls = entries(data, "ttfts", place), entries(data, "itls", place)
     if ttfts:
         good = _good(data, len(ttfts), place)
         found["ttft_ms"] = _ms([t for t, ok in zip(ttfts, good, strict=True) if ok], "ttfts", place)
     if itls:
+        for row in itls:
+            if not isinstance(row, list):
+                raise place.problem(f"itls: {row!r} is no list of gaps")
         good = _good(data, len(itls), place)
         gaps = [gap for row, ok in zip(itls, good, strict=True) if ok for gap in row]
         found["itl_ms"] = _ms(gaps, "itls", place)
@@ -153,7 +149,11 @@ def _ms(seconds: Sequence[Any], key: str, place: Place) -> tuple[float, ...]:
 
 def _lengths(data: Mapping[str, Any], completed: int, place: Place) -> tuple[float | None, float | None, str]:
     """Tokens in and out of a request; totals of these files count successful requests only."""
-    inputs, outputs = _lists(data, "input_lens", place), _lists(data, "output_lens", place)
+    inputs, outputs = entries(data, "input_lens", place), entries(data, "output_lens", place)
+    for key, found in (("input_lens", inputs), ("output_lens", outputs)):
+        for value in found or ():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise place.problem(f"{key}: {value!r} is no number of tokens")
     if inputs and outputs and len(inputs) == len(outputs):
         good = _good(data, len(inputs), place)
         pairs = {(i, o) for i, o, ok in zip(inputs, outputs, good, strict=True) if ok}
