@@ -74,6 +74,20 @@ def test_lag_delays_what_is_seen_and_no_step() -> None:
     assert [now - s.end_s for now, s in lagging.seen] == pytest.approx([0.002] * 4)
 
 
+def test_waking_for_something_else_shows_no_step_early() -> None:
+    world = World(lag=0.002)
+    world.runner.submit(Sequence(16, 2), 100.5)
+    world.ring()
+    end = world.runner.scheduler.next_time()
+    assert end is not None
+    world.now = end + 0.001
+    world.runner.wake()
+    assert world.seen == []
+    assert world.due == pytest.approx(end + 0.002)
+    world.ring()
+    assert [step.end_s for _, step in world.seen] == [end]
+
+
 def test_one_wake_up_a_step() -> None:
     world = World(lag=0.001)
     world.runner.submit(Sequence(16, 10), 100.5)
