@@ -25,7 +25,7 @@ from .gpus.grammar import Device, DeviceKind, resolve
 from .gpus.inventory import Inventory
 from .gpus.lease import Lease, acquire
 from .gpus.nvml import read_inventory
-from .gpus.placement import Placement, place
+from .gpus.placement import Placement, place_all
 from .inputs import Inputs
 from .judging import Hardware, LaunchRecord
 from .load.run import run_cell
@@ -118,10 +118,10 @@ class Bench:
         if not launches:
             return
         self._find_devices()
-        for topology in {one.topology.name: one.topology for one in launches}.values():
+        topologies = {one.topology.name: one.topology for one in launches}
+        self._placements = place_all(list(topologies.values()), self.devices, self._inventory)
+        for topology in topologies.values():
             engine, router = self._inputs.engines[topology.name], self._inputs.routers[topology.name]
-            placement = place(topology, self.devices, self._inventory)
-            self._placements[topology.name] = placement
             engine.check(self._inputs.programs, topology, [device.visible for device in self.devices])
             router.check(self._inputs.programs)
             if not engine.simulated:

@@ -104,6 +104,25 @@ def place(
     return Placement(placed, unused, tuple(_notes(placed, inventory)))
 
 
+def place_all(
+    topologies: Sequence[Topology], devices: Sequence[Device], inventory: Inventory
+) -> dict[str, Placement]:
+    """Name -> placement of every topology; each has all devices to itself, because one is up at a time.
+
+    Raises one UsageProblem with a line for each that does not fit, so that nobody meets them one run after the other.
+    """
+    found: dict[str, Placement] = {}
+    problems: list[str] = []
+    for topology in topologies:
+        try:
+            found[topology.name] = place(topology, devices, inventory)
+        except UsageProblem as problem:
+            problems.append(str(problem))
+    if problems:
+        raise UsageProblem("\n".join(problems))
+    return found
+
+
 def _virtual(topology: Topology, devices: tuple[Device, ...], reason: str) -> Placement:
     places = (Placed(name, role, devices, None, "", reason) for name, role, _ in topology.instances)
     return Placement(tuple(places))
