@@ -235,3 +235,15 @@ def test_where_counts_disagree_the_servers_own_wins(
     found = to_record(made, body, "completions", LENIENT)
     assert (found.output_tokens, found.token_count_source) == (count, source)
     assert found.not_streamed == (chunks == 1)
+
+
+def test_nothing_after_the_end_mark_or_a_broken_event_is_read() -> None:
+    late = event("zzz") + b'data: {"error":"late"}\n\n'
+    assert (record(ANSWER + late).text, record(ANSWER + late).status) == ("résumé!", Status.OK)
+    broken = record(event("a") + b"data: {\n\n" + late)
+    assert (broken.text, broken.status) == ("a", Status.PARSE_ERROR)
+
+
+def test_the_first_error_is_the_one_that_is_told() -> None:
+    found = record(b'data: {"error":"first"}\n\ndata: {"error":"second"}\n\n' + event("a"))
+    assert (found.status, found.error) == (Status.ERROR_IN_STREAM, "first")

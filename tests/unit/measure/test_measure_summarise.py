@@ -240,3 +240,11 @@ def test_foreign_or_torn_results_are_refused() -> None:
     del good["requests"]
     with pytest.raises(ValueError, match="not whole"):
         CellResult.from_json(good)
+
+
+def test_events_of_unknown_size_are_named_where_single_tokens_are_reported() -> None:
+    found = metrics([request([10, 20], tokens=[0, 0], count=7), request([10, 30])])
+    assert found["itl_per_token_ms_p50"] == MetricValue(
+        20.0, 1, "1 requests do not say how many tokens an event has"
+    )
+    assert found["itl_ms_p50"] == MetricValue(15.0, 2)
