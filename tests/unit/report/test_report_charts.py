@@ -140,7 +140,8 @@ def test_a_lane_shows_wait_marks_and_stalls() -> None:
 def test_a_failure_shows_its_status_and_error() -> None:
     bad = request(1, status=Status.RESET, gaps_ms=(), error="peer <closed>")
     tree = parsed(lanes(sampled(request(0), bad), CURVE, 1000))
-    assert any("✕ reset" in (t.text or "") for t in tree.iter("text"))
+    (mark,) = [t for t in tree.iter("text") if "✕ reset" in (t.text or "")]
+    assert float(mark.get("x") or 0) == pytest.approx(Scale(0.0, 1000.0, 34, 952)(50.0) + 2, abs=0.1)
     assert any("reset: peer <closed>" in (t.text or "") for t in tree.iter("title"))
 
 
@@ -155,7 +156,7 @@ def test_lanes_are_capped_and_keep_failures_and_the_slowest() -> None:
 
 
 def test_marks_cover_every_token_to_a_pixel() -> None:
-    found = sampled(request(0, gaps_ms=(1.0, 2.0, 50.0, 0.1, 0.1, 30.0)))
+    found = sampled(request(0, gaps_ms=(1.0, 2.0, 50.0, 0.1, 0.1, 0.35, 0.35, 30.0)))
     (mark,) = [p for p in parsed(lanes(found, CURVE, found.span_ms)).iter("path") if p.get("class") == "mark"]
     x, covered = 0.0, set()
     for code, number in re.findall(r"([Mmh])(-?[\d.]+)", mark.get("d") or ""):
