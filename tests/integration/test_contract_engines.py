@@ -35,7 +35,7 @@ def cases() -> list[Case]:
         found += [
             Case(
                 get_engine("vllm"),
-                get_router("vllm_router"),
+                get_router(router),
                 kind,
                 programs,
                 model=str(Path(CPU).absolute() / "tiny-qwen3"),
@@ -46,7 +46,11 @@ def cases() -> list[Case]:
                 context=1024,
                 start_s=420.0,
             )
-            for kind in (Kind.PD, Kind.AGGREGATED)
+            for router, kind in (
+                ("vllm_router", Kind.PD),
+                ("vllm_router", Kind.AGGREGATED),
+                ("smg", Kind.PD),
+            )
         ]
     return found
 
