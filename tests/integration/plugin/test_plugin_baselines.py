@@ -1,0 +1,109 @@
+"""A baseline that cannot be trusted is a usage error before anything starts: no launch is spent on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pytest_pdperf.session  # noqa: F401 - pytester forgets what a run in this process imports; numpy loads only once
+from pytest_pdperf.inputs import read_inputs
+from pytest_pdperf.judging import Hardware, Judging, LaunchRecord
+from pytest_pdperf.measure.cell_result import CellResult, MetricValue
+from pytest_pdperf.options import resolve
+from tests.integration.plugin.test_plugin_sim import AGGREGATED, ONE_CELL, SUITE
+
+ARGUMENTS = {"engine": "sim", "topology": "one", "workload": "small"}
+CELL = "in64-out48-c2"
+
+
+@pytest.fixture
+def stored(pytester: pytest.Pytester) -> Path:
+    """The baseline file of a user's project, accepted from numbers that no launch had to produce."""
+    pytester.makepyfile(test_perf=SUITE)
+    for name, text in {"topologies/one.yaml": AGGREGATED, "workloads/small.yaml": ONE_CELL}.items():
+        path = pytester.path / "fixtures" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    given = {f"pdperf_{name}": value for name, value in (ARGUMENTS | {"update_baselines": "create"}).items()}
+    settings = resolve(given.get, lambda name: None)
+    inputs = read_inputs(settings, pytester.path)
+    judging = Judging(settings, inputs, pytester.path, "earlier")
+    numbers = {"tpot_ms_p50": MetricValue(5.0, 12), "output_tps": MetricValue(400.0, 12)}
+    result = CellResult("one", "small", CELL, numbers, requests=12, ok=12)
+    judging.judge(inputs.topologies[0], result, LaunchRecord(Hardware("simulated", 0, "loopback")), 1)
+    assert judging.finish()
+    (path,) = (pytester.path / "baselines").rglob("one.json")
+    return path
+
+
+def edited(change: Callable[[dict[str, Any]], None]) -> Callable[[str], str]:
+    def edit(text: str) -> str:
+        data = json.loads(text)
+        change(data)
+        return json.dumps(data)
+
+    return edit
+
+
+def pin(data: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = data["cells"][f"small/{CELL}"][0]
+    return found
+
+
+def number(data: dict[str, Any], value: Any) -> None:
+    pin(data)["launches"][0]["values"]["tpot_ms_p50"] = value
+
+
+BAD: dict[str, tuple[Callable[[str], str], str]] = {
+    "truncated": (lambda text: text[: len(text) // 2], "not strict JSON"),
+    "slower by hand": (edited(lambda data: number(data, 50.0)), "edited by hand or merged"),
+    "newer schema": (edited(lambda data: data.update(schema=2)), "schema 2 is newer than 1"),
+    "no number": (
+        lambda text: text.replace('"tpot_ms_p50": 5.0', '"tpot_ms_p50": NaN'),
+        "NaN is not a finite",
+    ),
+    "launch twice": (
+        edited(lambda data: pin(data)["launches"].append(pin(data)["launches"][0])),
+        "listed twice",
+    ),
+    "cell twice": (edited(lambda data: data["cells"][f"small/{CELL}"].append(pin(data))), "duplicated cell"),
+}
+"""One of each kind; the gate's unit tests have many more."""
+
+
+def run(pytester: pytest.Pytester, *more: str) -> pytest.RunResult:
+    given = [f"--{name}={value}" for name, value in ARGUMENTS.items()]
+    quiet = ("-o", "asyncio_default_fixture_loop_scope=function", "-p", "no:cacheprovider")
+    return pytester.runpytest_inprocess(*given, *quiet, *more)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_baseline_is_a_usage_error_and_nothing_starts(
+    pytester: pytest.Pytester, stored: Path, name: str
+) -> None:
+    spoil, message = BAD[name]
+    before = stored.read_text()
+    stored.write_text(spoil(before))
+    assert stored.read_text() != before
+    result = run(pytester)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    said = result.stderr.str() + result.stdout.str()
+    assert message in said and "way out: " in said
+    assert f"baseline {stored.relative_to(pytester.path)}: " in said, "the path is the project's own"
+    assert "bringing up" not in said
+    assert not list(pytester.path.glob("pdperf-results/*/logs"))
+
+
+def test_the_same_file_unspoilt_is_accepted(pytester: pytest.Pytester, stored: Path) -> None:
+    assert run(pytester, "--plan").ret == 0
+
+
+def test_a_bad_baseline_of_another_topology_does_not_stop_this_one(
+    pytester: pytest.Pytester, stored: Path
+) -> None:
+    stored.with_name("two.json").write_text("{")
+    assert run(pytester, "--plan").ret == 0
