@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
 import orjson
 
 from .engines.base import Command
@@ -16,30 +15,29 @@ from .errors import RoleDied, TearDownError, UsageProblem
 from .evidence.canary import Canary, canaries_for, engine_python, gpu_canary
 from .evidence.cell_evidence import CellEvidence
 from .evidence.cell_window import StackWatch
-from .evidence.environment import Environment, read_environment
+from .evidence.environment import Environment
 from .evidence.record import Status
 from .gpus.busy import check_idle
 from .gpus.emptied import memory_in_use, wait_emptied
 from .gpus.foreign import ForeignUse
-from .gpus.grammar import Device, DeviceKind, resolve
+from .gpus.grammar import Device, resolve
 from .gpus.inventory import Inventory
 from .gpus.lease import Lease, acquire
 from .gpus.nvml import read_inventory
 from .gpus.placement import Placement, place_all
 from .inputs import Inputs
-from .judging import Hardware, LaunchRecord
 from .load.run import run_cell
 from .load.target import Target
 from .measure.cell_result import CellResult
 from .measure.mixed import Mixed, compare_streams
 from .measure.summarise import summarise
 from .options import Settings
-from .spec.topology import FlagValue, Kind, Role, Topology
+from .probing import exact_form, greedy_by_every_way, prompt_vocabulary
+from .provenance import Hardware, LaunchRecord, hardware_of, launch_environment, record_of
+from .spec.topology import FlagValue, Kind, Topology
 from .spec.workload import Cell
 from .stack import procfs
-from .stack.greedy import probe
 from .stack.launch import Stack, launch
-from .stack.pairs import probe_pair
 from .stack.plan import LaunchPlan, check_model, plan_launch
 from .stack.ports import PortRegistry
 from .stack.processes import environment as child_environment
@@ -146,6 +144,11 @@ class Bench:
         self.devices = resolve(self._inputs.gpus, self._inventory, os.environ.get("CUDA_VISIBLE_DEVICES"))
         check_idle(self.devices, self._inventory)
         self._memory_before = memory_in_use(self.devices, self._inventory)
+
+    @property
+    def selected(self) -> tuple[TopologyLaunch, ...]:
+        """The launches that `prepare` was given."""
+        return self._selected
 
     def describe(self) -> list[str]:
         """Lines for `--plan`: placement, ports and commands of every selected launch."""
@@ -333,17 +336,7 @@ class Bench:
 
         Without it means from each engine alone, or, where a role cannot serve alone (SGLang), from each pair directly.
         """
-        prompt = tuple(100 + (7 * i) % 1009 for i in range(length))
-        form = exact_form(stack.plan.prompt_forms()) or "token_ids"
-        answers = {"through the router": probe(stack.url, stack.model, prompt, count, form=form)}
-        if form == "generate_ids" and stack.plan.topology.kind is Kind.PD:
-            for prefill in stack.plan.of_role(Role.PREFILL):
-                for decode in stack.plan.of_role(Role.DECODE):
-                    place = f"{prefill.id} to {decode.id} directly"
-                    answers[place] = probe_pair(stack.plan, prefill, decode, prompt, count)
-        else:
-            for name, url in stack.role_urls.items():
-                answers[f"{name} alone"] = probe(url, stack.model, prompt, count, form=form)
+        answers = greedy_by_every_way(stack, length, count)
         earlier = self._greedy.setdefault(length, {})
         answers |= {place: tokens for place, tokens in earlier.items() if place != self.launch.id}
         earlier[self.launch.id] = answers["through the router"]
@@ -353,33 +346,12 @@ class Bench:
 
     def hardware(self) -> Hardware:
         """What the numbers of this run are measured on."""
-        if self._inputs.gpus is None:
-            return Hardware("simulated", 0, "loopback")
-        if self._inputs.gpus.cpu:
-            environment = read_environment()
-            return Hardware(f"cpu {environment.cpu}", environment.cpus, "loopback")
-        gpus = [gpu for device in self.devices if (gpu := self._inventory.gpu(device.uuid)) is not None]
-        names = sorted({gpu.name for gpu in gpus})
-        links = {self._inventory.link(a, b) for a in gpus for b in gpus if a.uuid != b.uuid}
-        return Hardware(" + ".join(names), len(self.devices), "/".join(sorted(links)) or "none")
+        return hardware_of(self._inputs.gpus, self.devices, self._inventory)
 
     def launch_record(self) -> LaunchRecord:
         """Provenance of the current launch, kept with every stored baseline."""
-        environment = self._environment
-        assert environment is not None, "nothing is up"
-        versions = {name: version for name, version in environment.versions.items() if name != "engine"}
-        return LaunchRecord(
-            hardware=self.hardware(),
-            engine_version=environment.versions.get("engine", "unknown"),
-            driver=environment.driver or "none",
-            environment={
-                **versions,
-                "cpu": environment.cpu,
-                "kernel": environment.kernel,
-                **environment.facts,
-                **self._canaries.of(self.launch.id),
-            },
-        )
+        assert self._environment is not None, "nothing is up"
+        return record_of(self._environment, self.hardware(), self._canaries.of(self.launch.id))
 
     def surroundings(self, launch_id: str) -> Mapping[str, str]:
         """What a launch's canaries said of the machine; empty for a launch of another run."""
@@ -397,17 +369,14 @@ class Bench:
 
     def _read_environment(self, stack: Stack) -> Environment:
         topology = self.launch.topology
-        programs = self._inputs.programs
-        environment = read_environment(
-            commands=stack.plan.commands,
-            versions={
-                "engine": serving_version(stack.plan.instances[0].url)
-                or self._inputs.engines[topology.name].version(programs),
-                "router": self._inputs.routers[topology.name].version(programs),
-            },
-            uuids=[device.uuid for device in self.devices if device.kind is not DeviceKind.CPU],
+        environment = launch_environment(
+            stack,
+            engine=self._inputs.engines[topology.name],
+            router=self._inputs.routers[topology.name],
+            programs=self._inputs.programs,
+            devices=self.devices,
             inventory=self._inventory,
-            facts={"model": self._inputs.model},
+            model=self._inputs.model,
         )
         folder = self._folder / "environment"
         folder.mkdir(exist_ok=True)
@@ -417,41 +386,9 @@ class Bench:
         return environment
 
 
-def exact_form(forms: frozenset[str]) -> str | None:
-    """The form in which prompts of exact length can be sent, None when only text gets through."""
-    return next((form for form in ("token_ids", "generate_ids") if form in forms), None)
-
-
-def serving_version(url: str) -> str:
-    """What a running engine says it is, which beats what lies beside its program; empty when it does not say."""
-    for path in ("/version", "/server_info", "/get_server_info"):
-        try:
-            answer = httpx.get(url + path, timeout=5.0, trust_env=False).json()
-        except (httpx.HTTPError, ValueError):
-            continue
-        if isinstance(answer, dict) and isinstance(answer.get("version"), str):
-            return str(answer["version"])
-    return ""
-
-
 def without_faults(role_args: Mapping[str, Mapping[str, FlagValue]]) -> dict[str, dict[str, FlagValue]]:
     """Arguments of the reference build: `--sim-fault` is what the build under test is suspected of."""
     return {
         role: {key: value for key, value in args.items() if key != "faults"}
         for role, args in role_args.items()
     }
-
-
-def prompt_vocabulary(model: str) -> tuple[int, int]:
-    """Token ids that prompts may be drawn from: ordinary ones that the model has, by its config.json.
-
-    Special tokens sit at either end of a vocabulary, so a quarter (at most 1000) is left out below, and ids
-    from 30000 on are never needed. Without a local config.json the usual size of a vocabulary is assumed.
-    """
-    usual = 30_000
-    try:
-        config = orjson.loads((Path(model).expanduser() / "config.json").read_bytes())
-        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        size = usual
-    return min(1000, size // 4), min(usual, size)

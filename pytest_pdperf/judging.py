@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,28 +26,8 @@ from .inputs import Inputs
 from .measure.cell_result import CellResult
 from .measure.table import DEFINITIONS, METRICS
 from .options import Settings
+from .provenance import Hardware, LaunchRecord
 from .spec.topology import Topology
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """The part of a baseline's key that the machine decides."""
-
-    model: str
-    """GPU model, `cpu <model>`, or `simulated`."""
-    count: int
-    link: str
-    """How GPUs reach each other: `NV18`, `PIX`, `loopback`."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchRecord:
-    """Where a launch's numbers come from: recorded with every baseline; only `hardware` is part of its key."""
-
-    hardware: Hardware
-    engine_version: str = "unknown"
-    driver: str = "unknown"
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

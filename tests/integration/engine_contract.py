@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pytest_pdperf.bench import exact_form, prompt_vocabulary
 from pytest_pdperf.engines.base import Engine, Programs
 from pytest_pdperf.errors import RoleDied
 from pytest_pdperf.evidence.drain import wait_drained
@@ -26,6 +25,7 @@ from pytest_pdperf.evidence.scrape import scrape
 from pytest_pdperf.evidence.verdict import judge_evidence
 from pytest_pdperf.load.run import run_cell
 from pytest_pdperf.load.target import Target
+from pytest_pdperf.probing import exact_form, prompt_vocabulary
 from pytest_pdperf.routers.base import Router
 from pytest_pdperf.spec.topology import FlagValue, Kind, Role, Topology
 from pytest_pdperf.spec.workload import Cell, ClosedLoop, Stream

@@ -11,9 +11,10 @@ import pytest
 
 import pytest_pdperf.session  # noqa: F401 - pytester forgets what a run in this process imports; numpy loads only once
 from pytest_pdperf.inputs import read_inputs
-from pytest_pdperf.judging import Hardware, Judging, LaunchRecord
+from pytest_pdperf.judging import Judging
 from pytest_pdperf.measure.cell_result import CellResult, MetricValue
 from pytest_pdperf.options import resolve
+from pytest_pdperf.provenance import Hardware, LaunchRecord
 from tests.integration.plugin.test_plugin_sim import AGGREGATED, ONE_CELL, SUITE
 
 ARGUMENTS = {"engine": "sim", "topology": "one", "workload": "small"}

@@ -191,7 +191,9 @@ def test_an_engine_that_dies_while_loading_shows_its_cause(project: pytest.Pytes
 def test_plan_prints_commands_and_starts_nothing(project: pytest.Pytester) -> None:
     result = run(project, "--plan", topology="pair")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*prefill-0*", "*vllm-router*", "*in64-out48-c2*", "*nothing was started*"])
+    result.stdout.fnmatch_lines(
+        ["*prefill-0*", "*vllm-router*", "*in64-out48-c2*", "estimated time: *", "*nothing was started*"]
+    )
     assert not (project.path / "pdperf-results").exists()
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pdperf.bench import exact_form
 from pytest_pdperf.engines.registry import get_engine
+from pytest_pdperf.probing import exact_form
 from pytest_pdperf.routers.registry import get_router
 
 SUITE = """

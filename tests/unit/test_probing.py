@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pdperf.bench import prompt_vocabulary
+from pytest_pdperf.probing import prompt_vocabulary
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""How to ask a stack for tokens: which prompts it takes, and the same greedy question by every way there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+
+from .spec.topology import Kind, Role
+from .stack.greedy import probe
+from .stack.launch import Stack
+from .stack.pairs import probe_pair
+
+
+def exact_form(forms: frozenset[str]) -> str | None:
+    """The form in which prompts of exact length can be sent, None when only text gets through."""
+    return next((form for form in ("token_ids", "generate_ids") if form in forms), None)
+
+
+def prompt_vocabulary(model: str) -> tuple[int, int]:
+    """Token ids that prompts may be drawn from: ordinary ones that the model has, by its config.json.
+
+    Special tokens sit at either end of a vocabulary, so a quarter (at most 1000) is left out below, and ids
+    from 30000 on are never needed. Without a local config.json the usual size of a vocabulary is assumed.
+    """
+    usual = 30_000
+    try:
+        config = orjson.loads((Path(model).expanduser() / "config.json").read_bytes())
+        size = config.get("vocab_size") or config["text_config"]["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        size = usual
+    return min(1000, size // 4), min(usual, size)
+
+
+def greedy_by_every_way(stack: Stack, length: int, count: int) -> dict[str, tuple[int, ...]]:
+    """Way -> the first `count` greedy tokens for one fixed prompt of `length` tokens.
+
+    Besides the router that is each engine alone or, where a role cannot serve alone (SGLang), each pair directly.
+    Raises ProbeError when a way gives no answer.
+    """
+    prompt = tuple(100 + (7 * i) % 1009 for i in range(length))
+    form = exact_form(stack.plan.prompt_forms()) or "token_ids"
+    answers = {"through the router": probe(stack.url, stack.model, prompt, count, form=form)}
+    if form == "generate_ids" and stack.plan.topology.kind is Kind.PD:
+        for prefill in stack.plan.of_role(Role.PREFILL):
+            for decode in stack.plan.of_role(Role.DECODE):
+                place = f"{prefill.id} to {decode.id} directly"
+                answers[place] = probe_pair(stack.plan, prefill, decode, prompt, count)
+    else:
+        for name, url in stack.role_urls.items():
+            answers[f"{name} alone"] = probe(url, stack.model, prompt, count, form=form)
+    return answers
