@@ -26,6 +26,7 @@ from .report.outcomes import CellOutcome, RunSummary, load, save
 from .report.ttft_stage import circumstances, explain, usual_split, with_stage
 from .spec.topology import Topology
 from .spec.workload import Cell
+from .stack.estimate import Estimate, estimate
 from .stack.launch import Stack
 
 
@@ -142,8 +143,28 @@ class Session:
             *self.bench.describe(),
             f"workload {self.inputs.workload.name}:",
             *cells,
+            self._estimate().describe(),
             "nothing was started (--plan)",
         ]
+
+    def _estimate(self) -> Estimate:
+        """How long the selected launches may take: every cell on each, by the newest run that measured any of them."""
+        launches = [
+            (self.inputs.engines[launch.topology.name].name, launch.topology.name)
+            for launch in self.bench.selected
+        ]
+        cells = self.inputs.workload.cells
+        wanted = {(*launch, cell.id) for launch in launches for cell in cells}
+        for folder in sorted(self.folder.parent.glob("*/cells"), reverse=True):
+            outcomes = [o for o in load(folder)[0] if o.result.workload == self.inputs.workload.name]
+            known = {
+                (o.engine, o.topology, o.result.cell): o.result.wall_s
+                for o in outcomes
+                if o.result.wall_s is not None
+            }
+            if wanted & known.keys():
+                return estimate(launches, cells, known, folder.parent.name)
+        return estimate(launches, cells, {})
 
     # -- the fixtures' view --------------------------------------------------------------------------------
 
