@@ -17,6 +17,8 @@ examples:
   pdperf report                            the newest run as a table
   pdperf report OLD NEW --html diff.html   two runs as one page
   pdperf history --cell 'in512-*'          how cells went over the nights
+  pdperf import vllm.json --beside RUN     another tool's result beside a run
+  pdperf export RUN --as raw -o run.npz    every event, or another tool's format
 
 Runs themselves are pytest's business: pytest -m pd --gpus 0-7
 """

@@ -11,10 +11,10 @@ FORMATS = ("vllm", "pytest-benchmark", "raw")
 EXAMPLES = """\
 examples:
   pdperf export RUN --as vllm --cell in512-out256-c4 -o result.json
-  pdperf export RUN --as pytest-benchmark -o run.json && pytest-benchmark compare run.json
+  pdperf export RUN --as pytest-benchmark -o run.json
   pdperf export RUN --as raw -o events.npz
 
-Several cells as vllm are JSON lines, as `vllm bench serve --append-result` writes them.
+`pytest-benchmark compare run.json` shows the second. Several cells as vllm are JSON lines, as `vllm bench serve --append-result` writes them.
 """
 
 
