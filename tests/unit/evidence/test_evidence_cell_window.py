@@ -20,7 +20,7 @@ from pytest_pdperf.evidence.cell_evidence import (
     merged_ms,
     outside_ms,
 )
-from pytest_pdperf.evidence.cell_window import CellWindow, Instruments, StackWatch
+from pytest_pdperf.evidence.cell_window import CellWindow, Instruments, StackWatch, TransportLog
 from pytest_pdperf.evidence.drain import Drain
 from pytest_pdperf.evidence.exposition import Snapshot, Unknown, parse_exposition
 from pytest_pdperf.evidence.gpu_trace import GpuSampler, Look
@@ -202,6 +202,8 @@ def test_energy_is_all_gpus_over_the_tokens_of_the_same_time() -> None:
     idle = tuple(Look(START_S + t, uuid, 345, 90.0, 40, (), True) for t in (-5, 40) for uuid in GPUS.uuids)
     seen = replace(SEEN, looks=(*idle[:2], *looks(()), *idle[2:]))
     assert judge_cell(GPUS, seen, records()).energy_per_output_token_j == pytest.approx(10_000 / 1280)
+    middle = replace(seen, looks=tuple(look for look in seen.looks if 2 <= look.t - START_S <= 8))
+    assert judge_cell(GPUS, middle, records()).energy_per_output_token_j == pytest.approx(10_000 / 1280)
     one = replace(seen, looks=tuple(look for look in seen.looks if look.uuid == "GPU-0"))
     assert judge_cell(GPUS, one, records()).energy_per_output_token_j is None
     assert judge_cell(WATCHED, seen, records()).energy_per_output_token_j is None
@@ -306,3 +308,17 @@ def test_the_sampler_ends_with_the_window_also_when_the_cell_breaks(tmp_path: Pa
         raise RuntimeError("role died")
     assert len(bench.samplers) == 2
     assert not [thread for thread in threading.enumerate() if thread.name == "gpu-sampler"]
+
+
+def test_a_better_table_that_is_logged_later_puts_the_first_aside(tmp_path: Path) -> None:
+    rows = {
+        "active message by ucp_am_send* from host memory": "tcp/lo",
+        "remote memory read by ucp_get*(multi) into host memory from host": "cma/memory",
+    }
+    log = TransportLog(replace(WATCHED, logs={"decode-0": tmp_path / "decode-0.log"}))
+    seen = []
+    for title, lane in rows.items():
+        table = ["a intra-node cfg#1", title, f"0..inf | zero-copy | {lane}"]
+        write(tmp_path / "decode-0.log", *(f"[1.2] [h:1 :0] | {row} |" for row in table))
+        seen.append(set(log.read().bulk))
+    assert seen == [{"tcp"}, {"shm"}]
