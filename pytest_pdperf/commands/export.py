@@ -14,7 +14,8 @@ examples:
   pdperf export RUN --as pytest-benchmark -o run.json
   pdperf export RUN --as raw -o events.npz
 
-`pytest-benchmark compare run.json` shows the second. Several cells as vllm are JSON lines, as `vllm bench serve --append-result` writes them.
+`pytest-benchmark compare run.json` shows the second.
+Several cells as vllm are JSON lines, as `vllm bench serve --append-result` writes them.
 """
 
 
