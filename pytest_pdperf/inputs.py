@@ -58,6 +58,12 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
         folder for folder in (root / settings["pdperf_fixtures"], shipped_fixtures()) if folder.is_dir()
     ]
     topologies = find_topologies(_names(settings["topology"], "--topology"), folders)
+    for name in settings["compare"] or ():
+        if name not in {topology.name for topology in topologies}:
+            known = ", ".join(topology.name for topology in topologies)
+            raise UsageProblem(
+                f"--compare: topology {name!r} is not in this run, which has {known}; see --topology"
+            )
     engines = {t.name: get_engine(settings["engine"] or t.engine or "vllm") for t in topologies}
     gpus = _gpus(settings, engines.values())
     workload = find_workload(settings["workload"] or _usual_workload(settings, gpus), folders)

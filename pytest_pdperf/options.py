@@ -84,6 +84,14 @@ def positive_count(text: str) -> int:
     return value
 
 
+def two_topologies(text: str) -> tuple[str, str]:
+    """`A:B` as a pair of different names. Raises ValueError."""
+    first, separator, second = (part.strip() for part in text.partition(":"))
+    if not separator or not first or not second or first == second:
+        raise ValueError("want two topologies, such as pd-1p2d:aggregated-3x")
+    return first, second
+
+
 OPTIONS: tuple[Option, ...] = (
     Option(
         "engine",
@@ -181,6 +189,12 @@ OPTIONS: tuple[Option, ...] = (
         metavar="auto|off",
         choices=("auto", "off"),
         default="auto",
+    ),
+    Option(
+        "compare",
+        "print every metric of topology A as a ratio to topology B, with its interval over the launches",
+        metavar="A:B",
+        parse=two_topologies,
     ),
     Option(
         "require_evidence",

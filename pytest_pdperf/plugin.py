@@ -194,6 +194,11 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
     summary = pdperf.summary()
     write_summary(terminalreporter, summary)
+    if summary.outcomes and pdperf.settings["compare"]:
+        from .report.comparison import comparison_lines
+
+        for line in comparison_lines(summary.outcomes, *pdperf.settings["compare"]):
+            terminalreporter.write_line(line)
     if summary.outcomes:
         written = write_run_outputs(
             summary,

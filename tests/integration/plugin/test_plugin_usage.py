@@ -82,6 +82,11 @@ BAD = {
         ["--engine", "sim", "--reference", "nowhere"],
         ["*--reference nowhere: no virtual environment*"],
     ),
+    "compare one": (["--engine", "sim", "--compare", "pd-1p2d"], ["*--compare*want two topologies*"]),
+    "compare another": (
+        ["--engine", "sim", "--compare", "pd-1p2d:x"],
+        ["*--compare: topology 'x' is not in this run*"],
+    ),
     "bad duration": (["--engine", "sim", "--startup-timeout", "soon"], ["*--startup-timeout*soon*"]),
 }
 
