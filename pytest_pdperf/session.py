@@ -30,6 +30,10 @@ from .stack.estimate import Estimate, estimate
 from .stack.launch import Stack
 
 
+ONLY_THIS_RUN = frozenset({"update_baselines", "baseline_reason", "plan", "compare", "resume"})
+"""Options that a command to re-run one cell leaves out."""
+
+
 @dataclass
 class Session:
     """The state of one measuring pytest process. Its fixtures are thin views of it."""
@@ -257,7 +261,7 @@ class Session:
     def rerun(self, nodeid: str) -> str:
         """The command that runs one item again with the same settings."""
         words = ["pytest", nodeid]
-        for name in sorted(self.settings.given - {"update_baselines", "baseline_reason", "plan"}):
+        for name in sorted(self.settings.given - ONLY_THIS_RUN):
             option, value = BY_NAME[name], self.settings[name]
             if option.kind == "flag":
                 words.append(option.flag)
