@@ -1,6 +1,6 @@
 """How reliably stacks come up and go down: many cycles, everything that could leak counted after each.
 
-    python -m benchmarks.lifecycle --cycles 20
+    python -m benchmarks.lifecycle --cycles 200
     python -m benchmarks.lifecycle --cycles 10 --prefill 2 --decode 2 --json out.json
     python -m benchmarks.lifecycle --kill-owner --cycles 10
 
@@ -63,6 +63,10 @@ class Cycle:
     up_s: float
     stages_s: dict[str, float]
     down_s: float
+    cpu_s: float = 0.0
+    """CPU seconds of this process and all it started, over the whole cycle: what a quiet machine has to do, too."""
+    load: float = 0.0
+    """The machine's load average (1 minute) at the end."""
     leaked: dict[str, int] = field(default_factory=dict)
     busy_ports: tuple[int, ...] = ()
 
@@ -122,7 +126,7 @@ def soak(
     ):
         before = census(run_id, temporary)
         for number in range(cycles):
-            began = time.monotonic()
+            began, cpu = time.monotonic(), _cpu_s()
             stack = start(Path(name) / str(number), ports, run_id)
             up = time.monotonic()
             used = ports.held()
@@ -130,6 +134,7 @@ def soak(
             stack.close()
             down = time.monotonic()
             cycle = Cycle(up - began, dict(stack.startup_s), down - up)
+            cycle.cpu_s, cycle.load = _cpu_s() - cpu, os.getloadavg()[0]
             cycle.leaked = census(run_id, temporary).over(before)
             cycle.busy_ports = tuple(p for p in used if port_state(p) == "busy")
             if stack.leftovers:
@@ -144,11 +149,14 @@ def summary(cycles: Sequence[Cycle]) -> list[str]:
     """A table of medians and maxima, and what leaked over all cycles."""
     rows: list[tuple[str, list[float]]] = [("bring-up", [c.up_s for c in cycles])]
     rows += [(f"  {stage}", [c.stages_s[stage] for c in cycles]) for stage in ("engines", "router", "pairs")]
-    rows.append(("tear-down", [c.down_s for c in cycles]))
+    rows += [("tear-down", [c.down_s for c in cycles]), ("CPU, all", [c.cpu_s for c in cycles])]
     lines = [f"{'seconds':<12}{'p50':>8}{'max':>8}"]
     lines += [f"{name:<12}{statistics.median(values):>8.2f}{max(values):>8.2f}" for name, values in rows]
     leaks = {k: max(c.leaked.get(k, 0) for c in cycles) for c in cycles for k in c.leaked}
     busy = sorted({p for c in cycles for p in c.busy_ports})
+    lines.append(
+        f"load average {min(c.load for c in cycles):.1f}-{max(c.load for c in cycles):.1f}, {os.cpu_count()} CPUs"
+    )
     lines.append(f"{len(cycles)} cycles; leaked: {leaks or 'nothing'}; ports still busy: {busy or 'none'}")
     return lines
 
@@ -229,6 +237,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _write(path: Path | None, data: object) -> None:
     if path is not None:
         path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def _cpu_s() -> float:
+    """Of this process and of all ended processes below it."""
+    return sum(os.times()[:4])
 
 
 def _text(path: Path) -> str:
