@@ -17,9 +17,10 @@ from scipy.special import stdtr, stdtrit
 from pytest_pdperf.gate.confirm import ALPHA
 from pytest_pdperf.gate.statistics import CONFIDENCE, MEDIAN_INFLATION, PRIOR_WEIGHT
 
-from .noise import CELLS, METRIC_IDS, Scores, Session, tolerances
+from .noise import CELLS, CONCURRENCY, METRIC_IDS, Scores, Session, tolerances
 
 Flags = npt.NDArray[np.bool_]
+SHAPES = CELLS // len(CONCURRENCY)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,11 @@ def ours(baseline: Scores, session: Session, *, paired: bool) -> Judged:
     center = np.median(baseline, axis=1)
     variance: Scores = baseline.var(axis=1, ddof=1)
     by_cell = variance.reshape(nights, CELLS, len(METRIC_IDS))
-    v0 = ((by_cell.sum(axis=1, keepdims=True) - by_cell) / (CELLS - 1)).reshape(nights, series)
+    everywhere = ((by_cell.sum(axis=1, keepdims=True) - by_cell) / (CELLS - 1)).reshape(nights, series)
+    by_level = variance.reshape(nights, SHAPES, len(CONCURRENCY), len(METRIC_IDS))
+    v0 = ((by_level.sum(axis=1, keepdims=True) - by_level) / (SHAPES - 1)).reshape(nights, series)
+    if (SHAPES - 1) * (count - 1) < PRIOR_WEIGHT:
+        v0 = everywhere
     freedom = PRIOR_WEIGHT + count - 1
     s2 = (PRIOR_WEIGHT * v0 + (count - 1) * variance) / freedom
     error = np.sqrt(s2 * (1 + MEDIAN_INFLATION / count))
@@ -53,7 +58,7 @@ def ours(baseline: Scores, session: Session, *, paired: bool) -> Judged:
     if paired:
         offset = np.minimum(np.median(difference, axis=1, keepdims=True), 0)
         suspect |= difference - offset > limit
-        effect, p = _paired(baseline, session, suspect)
+        effect, p = _paired(baseline, session, suspect, v0 / everywhere)
         extra = 4
     else:
         effect = session.candidate[:, 1:3].mean(axis=1) - center
@@ -64,7 +69,7 @@ def ours(baseline: Scores, session: Session, *, paired: bool) -> Judged:
     return Judged(suspect, failed, noise > 2 * allowed, launches)
 
 
-def _paired(baseline: Scores, session: Session, suspect: Flags) -> tuple[Scores, Scores]:
+def _paired(baseline: Scores, session: Session, suspect: Flags, scale: Scores) -> tuple[Scores, Scores]:
     """A B B A: effect and one-sided p, with the variance of launches within a session."""
     nights, _, series = baseline.shape
     shape = (nights, CELLS, len(METRIC_IDS))
@@ -76,7 +81,7 @@ def _paired(baseline: Scores, session: Session, suspect: Flags) -> tuple[Scores,
     others = residual.sum(axis=1, keepdims=True) - residual
     others_freedom = 2 * (counted.sum(axis=1, keepdims=True) - counted)
     stored = baseline[:, :2].var(axis=1, ddof=1).reshape(shape).sum(axis=1, keepdims=True)
-    prior = ((2 * others + stored) / (others_freedom + CELLS)).reshape(nights, series)
+    prior = ((2 * others + stored) / (others_freedom + CELLS)).reshape(nights, series) * scale
     variance = (PRIOR_WEIGHT * prior + 2 * own) / (PRIOR_WEIGHT + 2)
     return effect, stdtr(PRIOR_WEIGHT + 2, -effect / np.sqrt(variance))
 

@@ -20,7 +20,7 @@ from pytest_pdperf.measure.cell_result import CellResult, MetricValue
 from pytest_pdperf.measure.table import METRICS
 from pytest_pdperf.spec.tolerances import Tolerances
 
-from .noise import CELLS, METRIC_IDS, SERIES, Generator, Noise
+from .noise import CELLS, CONCURRENCY, METRIC_IDS, SERIES, Generator, Noise
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
 SAMPLES = 400
@@ -36,7 +36,7 @@ KEY = BaselineKey(
     definitions="d",
     simulated=False,
 )
-REFS = [CellRef("w", f"c{cell}", "d") for cell in range(CELLS)]
+REFS = [CellRef("w", f"s{cell // 4}-c{CONCURRENCY[cell % 4]}", "d") for cell in range(CELLS)]
 
 
 @dataclass(frozen=True)

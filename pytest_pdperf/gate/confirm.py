@@ -65,6 +65,8 @@ class Suspect:
     """s2: moderated launch-to-launch variance, nights included."""
     prior: float
     """v0."""
+    scale: float = 1.0
+    """`Pooled.scale` of v0: how noisy cells of this concurrency are beside all cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ def find_suspects(
             continue
         allowed = tolerance_of(row.metric, spec)
         summary = summarise([log_score(value, spec.direction) for value in baseline.values(row.metric)])
-        prior = prior_variance(siblings.get(row.metric), spec.prior_sd)
+        pooled = siblings.get(row.metric)
+        prior = prior_variance(pooled, spec.prior_sd)
         floor = floor_score(value_of(summary.center, spec.direction), allowed.floor, spec.direction)
         found.append(
             Suspect(
@@ -154,6 +157,7 @@ def find_suspects(
                 launches=summary.launches,
                 variance=moderated_variance(prior, summary.variance, summary.launches),
                 prior=prior,
+                scale=pooled.scale if pooled is not None else 1.0,
             )
         )
     return tuple(found)
@@ -263,13 +267,13 @@ def _residual(arm: tuple[list[float], list[float]]) -> Pooled:
 
 def _within(suspect: Suspect, stored: Pooled | None, others: Sequence[Pooled]) -> float:
     """The variance to expect within a session: measured there if it can be, else v0, which is too large and
-    therefore safe.
+    therefore safe. Measured over all cells, it is scaled to the noise of the suspect's concurrency.
     """
     known = [*others, stored] if stored is not None else list(others)
     freedom = sum(pooled.freedom for pooled in known)
     if freedom < PRIOR_WEIGHT:
         return suspect.prior
-    return sum(pooled.variance * pooled.freedom for pooled in known) / freedom
+    return suspect.scale * sum(pooled.variance * pooled.freedom for pooled in known) / freedom
 
 
 def _tested(suspect: Suspect, design: Design, effect: float, error: float, freedom: int) -> Confirmation:

@@ -79,6 +79,11 @@ class CellRef:
         """`fixed-shapes/in512-out256-c16`: the cell's name in a baseline file."""
         return f"{self.workload}/{self.cell}"
 
+    @property
+    def level(self) -> str:
+        """`c16`: the last part of the cell's name, which says how much load it is."""
+        return self.cell.rpartition("-")[2]
+
     @classmethod
     def parse(cls, cell_id: str, digest: str) -> CellRef:
         """Inverse of `id`."""

@@ -12,6 +12,7 @@ from typing import Protocol
 from .baseline import ANCHOR_LAUNCHES, PROVISIONAL_BELOW, CellBaseline
 from .catalogue import Catalogue, MetricSpec, nearest, spec_of
 from .statistics import (
+    PRIOR_WEIGHT,
     Pooled,
     floor_score,
     limit_for,
@@ -308,20 +309,32 @@ def drift_from_anchor(scores: Sequence[float]) -> float:
 def pooled_siblings(
     baselines: Mapping[str, CellBaseline], cell: str, catalogue: Catalogue
 ) -> dict[str, Pooled]:
-    """v0 per metric over every cell but `cell`: the variances of the cells that share its key, weighted
-    with B-1.
+    """v0 per metric over other cells than `cell`: the variances of those that share its key, weighted with B-1.
+
+    Noise depends on concurrency (TTFT spreads several times as much at 8 as at 1), so cells of the same concurrency
+    are pooled alone as soon as they carry `PRIOR_WEIGHT` degrees of freedom; until then all are.
     """
-    groups: dict[str, list[list[float]]] = {}
+    every: dict[str, list[list[float]]] = {}
+    alike: dict[str, list[list[float]]] = {}
+    own = baselines.get(cell)
     for other, baseline in baselines.items():
         if other == cell:
             continue
         for name in baseline.metrics:
             spec = spec_of(name, catalogue)
-            if spec is not None:
-                groups.setdefault(name, []).append(
-                    [log_score(v, spec.direction) for v in baseline.values(name)]
-                )
-    return {name: pool(scores) for name, scores in groups.items()}
+            if spec is None:
+                continue
+            scores = [log_score(v, spec.direction) for v in baseline.values(name)]
+            every.setdefault(name, []).append(scores)
+            if own is not None and own.ref.level == baseline.ref.level:
+                alike.setdefault(name, []).append(scores)
+    return {name: _nearest_pool(pool(alike.get(name, ())), pool(scores)) for name, scores in every.items()}
+
+
+def _nearest_pool(alike: Pooled, every: Pooled) -> Pooled:
+    if alike.freedom < PRIOR_WEIGHT:
+        return every
+    return replace(alike, scale=alike.variance / every.variance if every.variance > 0 else 1.0)
 
 
 def pooled_sessions(baselines: Mapping[str, CellBaseline], catalogue: Catalogue) -> dict[str, Pooled]:

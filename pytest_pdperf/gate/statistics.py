@@ -92,6 +92,8 @@ class Pooled:
     variance: float
     freedom: int
     """Degrees of freedom behind it; below `PRIOR_WEIGHT` the metric's shipped prior is used instead."""
+    scale: float = 1.0
+    """Where only cells of one concurrency were pooled: their variance relative to that of all cells."""
 
 
 def pool(groups: Iterable[Sequence[float]]) -> Pooled:

@@ -65,7 +65,7 @@ def stored(nights: Nights, night: int) -> dict[str, CellBaseline]:
             for i, scores in enumerate(nights.baseline[night])
         )
         pin = Pin.model_construct(key="k", workload_digest="w", reason="r", launches=launches)
-        found[f"w/c{cell}"] = CellBaseline(CellRef("w", f"c{cell}", "w"), pin)
+        found[f"w/c{cell}"] = CellBaseline(CellRef("w", f"s{cell // 4}-c{CONCURRENCY[cell % 4]}", "w"), pin)
     return found
 
 
