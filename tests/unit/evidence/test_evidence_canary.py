@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pdperf.engines.base import Programs
+from pytest_pdperf.evidence import canary
 from pytest_pdperf.evidence.canary import (
     AFTER,
     BEFORE,
@@ -48,9 +49,9 @@ class Ticks:
 
 
 def test_the_fastest_repeat_counts_and_the_second_says_how_sure_that_is() -> None:
-    canary = cpu_canary(3, Ticks([0.012, 0.010, 0.011, 0.005, 0.004, 0.006]))
-    assert canary.ms == pytest.approx({"integer_loop": 10.0, "memory_copy": 4.0})
-    assert canary.spread == pytest.approx({"integer_loop": 0.1, "memory_copy": 0.25})
+    found = cpu_canary(3, Ticks([0.012, 0.010, 0.011, 0.005, 0.004, 0.006]))
+    assert found.ms == pytest.approx({"integer_loop": 10.0, "memory_copy": 4.0})
+    assert found.spread == pytest.approx({"integer_loop": 0.1, "memory_copy": 0.25})
     with pytest.raises(ValueError, match="repeat"):
         cpu_canary(1)
     assert cpu_canary(2, lambda: 0.0).note.startswith("unknown")
@@ -233,3 +234,12 @@ def test_the_simulator_has_none_and_says_so() -> None:
     )
     real.after("one")
     assert Canary.from_text(real.of("one")[AFTER]).ms == {"gemm": 5.0}
+
+
+def test_engines_on_a_cpu_get_the_cpus_canary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary, "cpu_canary", lambda: Canary({"integer_loop": 7.0}))
+    canaries = canaries_for(
+        GpuRequest(cpu=True), off=False, take=lambda: Canary({"gemm": 1.0}), say=lambda *_, **__: None
+    )
+    canaries.before("one")
+    assert Canary.from_text(canaries.of("one")[BEFORE]).ms == {"integer_loop": 7.0}
