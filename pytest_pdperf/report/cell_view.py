@@ -114,8 +114,17 @@ def _charts(row: Row, samples: Sequence[tuple[Series, Samples]]) -> Iterator[Fig
             yield Figure(
                 f"{title} distribution",
                 ecdf(curves, what),
-                METRICS[f"{stem}_max"].definition.partition(": ")[2],
+                METRICS[f"{stem}_max"].definition.partition(": ")[2] + _dashes(samples),
             )
+
+
+def _dashes(samples: Sequence[tuple[Series, Samples]]) -> str:
+    """Which stream of a mixed workload is drawn how; empty where there is one."""
+    streams = max((found.streams for _, found in samples), key=len)
+    if len(streams) < 2:
+        return ""
+    kinds = ("solid", "dashed", "dotted")
+    return "; " + ", ".join(f"{kind}: {name}" for kind, name in zip(kinds, streams, strict=False))
 
 
 def _stage_figure(row: Row) -> Figure | None:

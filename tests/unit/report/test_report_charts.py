@@ -225,6 +225,11 @@ def test_stage_bars_are_as_long_as_their_stages_and_show_what_is_unexplained() -
     assert math.isclose(widths[1], widths[2], rel_tol=0.01)
 
 
+def test_a_stage_below_zero_is_not_drawn() -> None:
+    found = split(50.0, prefill=60.0, router=-4.0)
+    assert [name for name, _, _ in _stages(found)] == ["prefill"]
+
+
 def test_stages_that_overlap_leave_nothing_unexplained() -> None:
     assert [name for name, _, _ in _stages(split(50.0, prefill=60.0))] == ["prefill"]
     assert "no stage" in stage_bars([("pd", [])], STAGES)

@@ -17,6 +17,7 @@ from pytest_pdperf.report.heat import against_baseline, against_reference, colum
 from pytest_pdperf.report.html import write_html
 from pytest_pdperf.report.outcomes import save
 from pytest_pdperf.report.source import Run, load_run, open_source
+from pytest_pdperf.spec.workload import Cell
 from tests.unit.report.report_data import (
     cell_of,
     judged_row,
@@ -247,3 +248,28 @@ def test_all_numbers_stand_in_the_order_of_the_metric_table(tmp_path: Path) -> N
         "output throughput",
         "client lag p50",
     ]
+
+
+def test_the_better_of_all_numbers_is_marked(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    save(outcome(ttft_ms_p50=2.0, output_tps=9.0), run / "cells")
+    save(outcome(topology="aggregated-3x", ttft_ms_p50=1.0, output_tps=5.0), run / "cells")
+    (view,) = cell_views(build_grid([load_run(run)]))
+    marked = {line.label: [text for text, _, best in line.values if best] for line in view.numbers}
+    assert marked == {"TTFT p50": ["1"], "output throughput": ["9"]}
+
+
+def test_streams_of_a_mixed_cell_are_told_apart(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shape = cell_of().streams[0]
+    cell = Cell(
+        workload="mixed-load",
+        id="mixed",
+        streams=tuple(shape.model_copy(update={"name": name, "requests": 2}) for name in ("steady", "burst")),
+    )
+    requests = [request(i, sent_ms=i * 130.0, stream=name) for name in ("steady", "burst") for i in range(2)]
+    write_cell(run, "pd-1p2d", cell, requests)
+    _, text = page(tmp_path, load_run(run))
+    assert text.count("; solid: steady, dashed: burst") == 2
+    assert "streams, from strong to light: steady, burst" in text
+    assert "burst: TTFT p50" in text and text.count('class="mark s1"') == 2

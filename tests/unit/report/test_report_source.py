@@ -126,6 +126,7 @@ def test_the_published_table_is_whole() -> None:
     worst = by_place[("pd-tcp", "in8192-out128-c16")]
     assert worst.metrics["ttft_ms_p50"].value == 17514.203
     assert worst.metrics["ttft_ms_p50"].n == 64
+    assert worst.metrics["itl_ms_p99"].n == 0, "the number of gaps was not published"
     assert (
         by_place[("aggregated", "in256-out1024-c16")]
         .metrics["output_tps_wall"]
