@@ -25,16 +25,18 @@ from .gpus.inventory import Inventory
 from .gpus.lease import Lease, acquire
 from .gpus.nvml import read_inventory
 from .gpus.placement import Placement, place_all
-from .inputs import Inputs
+from .inputs import Inputs, without_faults
 from .load.run import run_cell
 from .load.target import Target
 from .measure.cell_result import CellResult
 from .measure.mixed import Mixed, compare_streams
+from .measure.records import CellRecords
+from .measure.records import Status as RequestStatus
 from .measure.summarise import summarise
 from .options import Settings
 from .probing import exact_form, greedy_by_every_way, prompt_vocabulary
 from .provenance import Hardware, LaunchRecord, hardware_of, launch_environment, record_of
-from .spec.topology import FlagValue, Kind, Topology
+from .spec.topology import Kind, Topology
 from .spec.workload import Cell
 from .stack import procfs
 from .stack.launch import Stack, launch
@@ -42,6 +44,8 @@ from .stack.plan import LaunchPlan, check_model, plan_launch
 from .stack.ports import PortRegistry
 from .stack.processes import environment as child_environment
 from .watching import watch_stack
+
+DEATH_NOTICE_S = 1.0
 
 MAX_BRING_UPS = 3
 """Of one launch: the first, and two more after a role died."""
@@ -299,6 +303,7 @@ class Bench:
                 out_dir=self._folder / "records" / self.launch.id / cell.id,
                 check=check,
             )
+            blame_a_death(stack, records)
             seen = window.judge(records)
         result = summarise(records, cell, topology.name)
         evidence, invalid = seen.evidence, [*seen.problems, *foreign.reasons()]
@@ -386,9 +391,15 @@ class Bench:
         return environment
 
 
-def without_faults(role_args: Mapping[str, Mapping[str, FlagValue]]) -> dict[str, dict[str, FlagValue]]:
-    """Arguments of the reference build: `--sim-fault` is what the build under test is suspected of."""
-    return {
-        role: {key: value for key, value in args.items() if key != "faults"}
-        for role, args in role_args.items()
-    }
+def blame_a_death(stack: Stack, records: CellRecords, clock: Callable[[], float] = time.monotonic) -> None:
+    """Raise RoleDied when a process has ended, also when its requests failed faster than anyone looked.
+
+    A dying process answers its clients before it is seen to be gone: after a failed request it gets a second.
+    """
+    failed = any(request.status is not RequestStatus.OK for request in records.requests)
+    deadline = clock() + (DEATH_NOTICE_S if failed else 0.0)
+    while True:
+        stack.check()
+        if clock() >= deadline:
+            return
+        time.sleep(0.05)

@@ -202,3 +202,11 @@ def check_context(topology: Topology, workload: Workload, engine_args: Mapping[s
     for cell in workload.cells:
         if why := misfit(asked, cell):
             raise UsageProblem(f"workload {workload.name}: {why}, or choose another --workload")
+
+
+def without_faults(role_args: Mapping[str, Mapping[str, FlagValue]]) -> dict[str, dict[str, FlagValue]]:
+    """Arguments of the reference build: `--sim-fault` is what the build under test is suspected of."""
+    return {
+        role: {key: value for key, value in args.items() if key != "faults"}
+        for role, args in role_args.items()
+    }
