@@ -8,7 +8,7 @@ import pytest_pdperf
 
 COPIES = {
     "fixtures": "_fixtures",
-    "tests/perf": "_suite",
+    "tests/perf": "_perf",
     "baselines/published": "_published",
     "docs/examples": "_examples",
 }

@@ -31,7 +31,9 @@ def comparison_table(grid: Grid, *, colour: bool) -> Table:
     table.add_column("cell", no_wrap=True)
     table.add_column("topology", no_wrap=True)
     for name in metrics:
-        table.add_column(f"{METRICS[name].label.replace(' throughput', '')}\n{METRICS[name].unit}", justify="right")
+        table.add_column(
+            f"{METRICS[name].label.replace(' throughput', '')}\n{METRICS[name].unit}", justify="right"
+        )
     for label in ("ok/all", "evidence", "verdict"):
         table.add_column(label, no_wrap=True, justify="right" if label == "ok/all" else "left")
     for row in grid.rows:

@@ -8,14 +8,18 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import pytest_pdperf
 from pytest_pdperf.cli import build_parser, main
 from pytest_pdperf.commands.completion import bash, fish, options_of, zsh
 from pytest_pdperf.commands.init import CI, plan_of
+from pytest_pdperf.commands.shipped import COPIES, shipped
+from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.gate.baseline import Launch
 from pytest_pdperf.gate.fingerprint import BaselineKey
 from pytest_pdperf.gate.history import HistoryEntry, to_line
@@ -23,6 +27,7 @@ from pytest_pdperf.gate.verdict import Verdict
 from pytest_pdperf.report.outcomes import save
 from tests.unit.report.report_data import outcome, small_run
 
+ROOT = Path(__file__).parents[3]
 Said = Callable[[], tuple[str, str]]
 
 
@@ -327,3 +332,19 @@ def test_bash_completes(line: list[str], wanted: list[str], tmp_path: Path) -> N
         ["bash", "-c", probe], capture_output=True, text=True, timeout=30, check=True, cwd=tmp_path
     )
     assert done.stdout.split() == wanted
+
+
+def test_the_wheel_holds_what_init_and_report_need() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert {source: f"pytest_pdperf/{target}" for source, target in COPIES.items()} == included
+    assert all((ROOT / source).is_dir() for source in COPIES)
+
+
+def test_an_installed_package_finds_its_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site-packages" / "pytest_pdperf"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(pytest_pdperf, "__file__", str(package / "__init__.py"))
+    assert {source: shipped(source) for source in COPIES} == {s: package / t for s, t in COPIES.items()}
+    with pytest.raises(UsageProblem, match="install it again"):
+        list(plan_of(tmp_path, ci=True))
