@@ -29,7 +29,6 @@ from .spec.workload import Cell
 from .stack.estimate import Estimate, estimate
 from .stack.launch import Stack
 
-
 ONLY_THIS_RUN = frozenset({"update_baselines", "baseline_reason", "plan", "compare", "resume"})
 """Options that a command to re-run one cell leaves out."""
 

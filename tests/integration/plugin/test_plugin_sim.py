@@ -41,6 +41,15 @@ timeout_s: 30
 """
 
 
+TOLERANCES = """
+overrides:
+  - {metric: "ttft_*", tau: 2.0, floor: 50.0, reason: the host of this test}
+  - {metric: "itl_*", tau: 2.0, floor: 50.0, reason: the host of this test}
+  - {metric: "e2e_*", tau: 0.5, floor: 50.0, reason: the host of this test}
+  - {metric: output_tps, tau: 0.5, reason: the host of this test}
+"""
+
+
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A user's repository with one small cell and two topologies of its own."""
@@ -49,6 +58,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
         "topologies/one.yaml": AGGREGATED,
         "topologies/pair.yaml": PD,
         "workloads/small.yaml": ONE_CELL,
+        "tolerances.yaml": TOLERANCES,
     }.items():
         path = pytester.path / "fixtures" / name
         path.parent.mkdir(parents=True, exist_ok=True)
