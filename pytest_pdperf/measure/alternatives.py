@@ -73,6 +73,14 @@ def whole_ms(request: RequestRecord) -> float | None:
     return (end_of(request) - request.sent_ns) / MS
 
 
+def tpot_to_end_ms(request: RequestRecord) -> float | None:
+    """(end of the stream - first token) / (N - 1), None for N < 2: holds what came after the last token."""
+    count = tokens_of(request)
+    if not request.event_ns or count is None or count < 2:
+        return None
+    return (end_of(request) - request.event_ns[0]) / MS / (count - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Population:
     """What a tool's metric is a statistic of."""
@@ -94,11 +102,12 @@ TOOLS: Mapping[str, tuple[Population, ...]] = {
     "vllm": (_TTFT, _TPOT, _GAPS, _LAST),
     "sglang": (
         _TTFT,
-        _TPOT,
+        # Its client stamps a request's latency at the last line it reads, [DONE] included.
+        Population("tpot_ms", None, "(end of the stream - first token) / (N - 1)", _each(tpot_to_end_ms)),
         Population(
             "itl_ms", "itl_per_token_ms", "gaps split over the tokens of their event, pooled", _per_token_gaps
         ),
-        Population("e2e_latency_ms", "e2e_ms", "last token - send", _each(e2e_ms)),
+        Population("e2e_latency_ms", None, "end of the stream - send", _each(whole_ms)),
     ),
     "aiperf": (
         Population("time_to_first_token", "ttft_ms", "first token event - send", _each(ttft_ms)),

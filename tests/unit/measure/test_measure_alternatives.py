@@ -22,6 +22,17 @@ def test_three_numbers_called_tpot() -> None:
     assert tpot_of_whole_ms(made) == pytest.approx(19)
 
 
+def test_sglang_counts_up_to_the_end_of_the_stream() -> None:
+    """TTFT 900 ms, last token 1890, end 1900, 100 tokens: latency 1900 and (1900 - 900) / 99."""
+    run = records([request([900.0 + 10 * i for i in range(100)], end_ms=1900)])
+    found = recompute(run, "sglang")
+    assert found["median_e2e_latency_ms"].value == pytest.approx(1900)
+    assert found["median_tpot_ms"].value == pytest.approx(1000 / 99)
+    assert comparable("tpot_ms", "sglang", "tpot_ms")
+    assert comparable("e2e_ms", "sglang", "e2e_latency_ms")
+    assert recompute(records([request([5.0], end_ms=9)]), "sglang")["median_tpot_ms"].value is None
+
+
 def test_pooled_gaps_or_request_means() -> None:
     made = []
     for gaps in ([10.0] * 99 + [500.0], [10.0] * 100, [10.0] * 9):
