@@ -30,8 +30,6 @@ from .load.run import run_cell
 from .load.target import Target
 from .measure.cell_result import CellResult
 from .measure.mixed import Mixed, compare_streams
-from .measure.records import CellRecords
-from .measure.records import Status as RequestStatus
 from .measure.summarise import summarise
 from .options import Settings
 from .probing import exact_form, greedy_by_every_way, prompt_vocabulary
@@ -43,9 +41,10 @@ from .stack.launch import Stack, launch
 from .stack.plan import LaunchPlan, check_model, plan_launch
 from .stack.ports import PortRegistry
 from .stack.processes import environment as child_environment
-from .watching import watch_stack
+from .watching import blame_a_death, watch_stack
 
-DEATH_NOTICE_S = 1.0
+NARRATED_AFTER_S = 15.0
+"""A bring-up that takes longer tells its stages without -v."""
 
 MAX_BRING_UPS = 3
 """Of one launch: the first, and two more after a role died."""
@@ -201,7 +200,7 @@ class Bench:
         self._stack = launch(
             self._plan(self.launch),
             deadline_s=self._settings["startup_timeout"],
-            progress=lambda text: self._progress(text, detail=True),
+            progress=lambda text: self._progress(text, detail=time.monotonic() - started < NARRATED_AFTER_S),
         )
         self._environment = self._read_environment(self._stack)
         self._watch = watch_stack(
@@ -389,17 +388,3 @@ class Bench:
             orjson.dumps(environment.to_json(), option=orjson.OPT_INDENT_2)
         )
         return environment
-
-
-def blame_a_death(stack: Stack, records: CellRecords, clock: Callable[[], float] = time.monotonic) -> None:
-    """Raise RoleDied when a process has ended, also when its requests failed faster than anyone looked.
-
-    A dying process answers its clients before it is seen to be gone: after a failed request it gets a second.
-    """
-    failed = any(request.status is not RequestStatus.OK for request in records.requests)
-    deadline = clock() + (DEATH_NOTICE_S if failed else 0.0)
-    while True:
-        stack.check()
-        if clock() >= deadline:
-            return
-        time.sleep(0.05)

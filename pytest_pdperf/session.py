@@ -378,7 +378,7 @@ def _progress(config: pytest.Config) -> Callable[..., None]:
         if (
             reporter is None
             or capture is None
-            or reporter.verbosity < 0
+            or reporter.verbosity < (1 if detail else 0)
             or os.environ.get("PYTEST_XDIST_WORKER")
         ):
             return

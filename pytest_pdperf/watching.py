@@ -1,7 +1,8 @@
-"""Sets the evidence room up for a stack that has just come up: its GPUs, logs and roles, and what its router costs."""
+"""Watches a stack from its bring-up on: its GPUs, logs and roles, what its router costs, and whether it lives."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,9 +13,12 @@ from .evidence.exposition import Snapshot, Unknown
 from .gpus.grammar import Device
 from .gpus.inventory import Gpu, Inventory
 from .gpus.placement import Placement
+from .measure.records import CellRecords, Status
 from .spec.topology import Role, Topology
 from .stack.launch import Stack
 from .stack.overhead import measure_router_overhead
+
+DEATH_NOTICE_S = 1.0
 
 
 def watch_stack(
@@ -60,3 +64,17 @@ def watched_of(stack: Stack, topology: Topology, placement: Placement, inventory
         nvlink_between=all(path.startswith("NV") for path in paths) if paths else None,
         tensor_parallel=any(spec.tensor_parallel > 1 for spec in topology.roles.values()),
     )
+
+
+def blame_a_death(stack: Stack, records: CellRecords, clock: Callable[[], float] = time.monotonic) -> None:
+    """Raise RoleDied when a process has ended, also when its requests failed faster than anyone looked.
+
+    A dying process answers its clients before it is seen to be gone: after a failed request it gets a second.
+    """
+    failed = any(request.status is not Status.OK for request in records.requests)
+    deadline = clock() + (DEATH_NOTICE_S if failed else 0.0)
+    while True:
+        stack.check()
+        if clock() >= deadline:
+            return
+        time.sleep(0.05)

@@ -5,10 +5,10 @@ from typing import cast
 
 import pytest
 
-from pytest_pdperf.bench import blame_a_death
 from pytest_pdperf.errors import RoleDied
 from pytest_pdperf.measure.records import CellRecords, RequestRecord, Status
 from pytest_pdperf.stack.launch import Stack
+from pytest_pdperf.watching import blame_a_death
 
 
 class Dying:
