@@ -120,6 +120,7 @@ COLUMNS = (
     ("max", "lag_max", "{:.1f}"),
     ("us/event", "cpu_us_per_event", "{:.1f}"),
     ("B/event", "bytes_per_event", "{:.0f}"),
+    ("merged", "merged_share", "{:.2%}"),
 )
 
 

@@ -71,6 +71,7 @@ def run_pdperf(url: str, load: Load) -> Report:
         outcome.cpu_s,
         [lag for r in made for lag in r.event_lag_ns],
         held / events,
+        sum(e.merged for e in outcome.exchanges if not e.warmup),
     )
 
 

@@ -54,6 +54,8 @@ class Report:
     cpu_s: float
     lag_ns: list[int]
     bytes_per_event: float | None = None
+    merged: int | None = None
+    """Segments that the client knows to have lost their own stamp."""
     ttft_ms: dict[str, float] = field(default_factory=dict)
     """For programs that report durations only: request id -> TTFT; then `rows` is empty."""
     gaps_ms: dict[str, list[float]] = field(default_factory=dict)

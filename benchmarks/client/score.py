@@ -33,6 +33,8 @@ class Score:
     """User-space receive lag, where the client measures it."""
     cpu_us_per_event: float
     bytes_per_event: float | None
+    merged_share: float | None
+    """Segments known to be merged / events: above 0.5 % the suite calls a cell invalid."""
 
 
 def score(load: Load, report: Report, truth: dict[str, list[int]]) -> Score:
@@ -75,6 +77,9 @@ def score(load: Load, report: Report, truth: dict[str, list[int]]) -> Score:
         lag_max=_percentile(lag, 100),
         cpu_us_per_event=report.cpu_s * 1e6 / (load.requests * load.tokens),
         bytes_per_event=report.bytes_per_event,
+        merged_share=None
+        if report.merged is None
+        else report.merged / sum(s.size - 1 for s in real.values()),
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import httptools
 
 from .exchange import End, Exchange
+from .segments import LoopWatch, Segments
 from .stamps import ANCILLARY, EVENT_END, SO_TIMESTAMPNS, may_span_events, receive_stamp
 
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", 12)
@@ -44,7 +45,7 @@ class Connection:
     __slots__ = (
         "_address", "_buffer", "_clock", "_done", "_exchange", "_fd", "_finish", "_grace", "_head", "_hostname",
         "_keep", "_loop", "_loop_lag_ns", "_more", "_on_open", "_out", "_parser", "_quick_ack", "_recv_into",
-        "_recvmsg", "_since_event", "_sock", "_tail", "_tls", "idle_since", "open", "used",
+        "_recvmsg", "_segments", "_since_event", "_sock", "_tail", "_tls", "_watch", "idle_since", "open", "used",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,7 @@ class Connection:
         quick_ack: bool = True,
         clock: Callable[[], int] = time.time_ns,
         loop_lag_ns: Callable[[], int] = int,
+        watch: LoopWatch | None = None,
     ) -> None:
         self._loop = loop
         self._address = address
@@ -67,6 +69,7 @@ class Connection:
         self._quick_ack = quick_ack
         self._clock = clock
         self._loop_lag_ns = loop_lag_ns
+        self._watch = watch or LoopWatch()
         self._exchange: Exchange | None = None
         self._sock: socket.socket | ssl.SSLSocket | None = None
         self._fd = -1
@@ -148,6 +151,7 @@ class Connection:
             self._recv_into = self._sock.recv_into
             self._recvmsg = self._sock.recvmsg
             self._buffer = bytearray(READ_BYTES)
+            self._segments = Segments(self._sock)
             self.idle_since = self._loop.time()
             self._loop.add_reader(self._fd, self._read_tls if self._tls else self._read)
         if on_open is not None:
@@ -189,6 +193,7 @@ class Connection:
         exchange.reused = self.used
         self.used = True
         payload = exchange.payload
+        self._segments.restart(self._clock())
         exchange.sent_ns = self._clock()
         try:
             sent = sock.send(payload)
@@ -236,29 +241,36 @@ class Connection:
             self._lost(End.EOF, "connection closed by the server")
             return
         stamp = receive_stamp(ancillary)
+        late = self._watch.tick(now)
         if may_span_events(data):
-            self._read_each(data, stamp, now)
+            self._read_each(data, stamp, now, late)
             return
         self._recv_into(self._buffer, size)
+        self._segments.read_one(size, now)
         self._take(data, stamp, now)
 
-    def _read_each(self, data: bytes, last: int, now: int) -> None:
+    def _read_each(self, data: bytes, last: int, now: int, late: bool) -> None:
         """Consume peeked data up to each event's end, so that each gets the stamp of its own last segment."""
+        pieces = []
         start = 0
         for match in EVENT_END.finditer(data):
             end = match.end()
             piece, ancillary, _, _ = self._recvmsg(end - start, ANCILLARY)
             stamp = receive_stamp(ancillary)
+            pieces.append((piece, stamp))
             start += len(piece)
-            self._more = start < len(data)
-            if not self._take(piece, stamp, now):
-                return
             if stamp == last or start != end:
                 break
-        self._more = False
         if start < len(data):
             self._recv_into(self._buffer, len(data) - start)
-            self._take(data[start:], last, now)
+            pieces.append((data[start:], last))
+        merged = self._segments.read_several(data, {stamp for _, stamp in pieces}, last, now, late)
+        if self._exchange is not None:
+            self._exchange.merged += merged
+        for left, (piece, stamp) in enumerate(pieces, 1 - len(pieces)):
+            self._more = left < 0
+            if not self._take(piece, stamp, now):
+                return
 
     def _read_tls(self) -> None:
         assert self._sock is not None

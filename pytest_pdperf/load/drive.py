@@ -17,6 +17,7 @@ from .job import Job, Progress
 from .loop_probe import LoopProbe
 from .planned import Planned, StreamPlan
 from .pool import Pool
+from .segments import TICK_S, LoopWatch
 from .spool import Spool
 from .stamps import Stamping
 
@@ -76,7 +77,8 @@ class Drive:
         self._clock = clock
         self._on_progress = on_progress
         self._probe = LoopProbe(loop, clock=clock) if job.target.tls else None
-        self._pool = Pool(loop, job.target, self._finished, clock, self._loop_lag_ns)
+        self._watch = LoopWatch()
+        self._pool = Pool(loop, job.target, self._finished, clock, self._loop_lag_ns, self._watch)
         self._busy: dict[Connection, tuple[Exchange, Traffic]] = {}
         self._traffic: list[Traffic] = []
         self._phase = "connect"
@@ -90,6 +92,7 @@ class Drive:
         self._start_s = 0.0
         self._start_cpu = 0.0
         self._sweeper: asyncio.TimerHandle | None = None
+        self._ticker: asyncio.TimerHandle | None = None
         self._next_progress = 0.0
         self._warm = [self._exchanges(s, s.warmups, headers, True) for s in job.streams]
         self._cold = [self._exchanges(s, s.requests, headers, False) for s in job.streams]
@@ -130,13 +133,15 @@ class Drive:
         with Stamping():
             self._start_s = self._loop.time()
             self._sweep()
+            self._tick()
             self._pool.prepare(self._wanted(), self._warm_up)
             self._loop.set_exception_handler(self._broken)
             try:
                 self._loop.run_forever()
             finally:
-                if self._sweeper is not None:
-                    self._sweeper.cancel()
+                for timer in (self._sweeper, self._ticker):
+                    if timer is not None:
+                        timer.cancel()
                 if self._probe is not None:
                     self._probe.close()
                 self._pool.close()
@@ -298,6 +303,10 @@ class Drive:
         self._set_spare()
 
     # -- housekeeping ------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._watch.tick(self._clock())
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
 
     def _sweep(self) -> None:
         now = self._loop.time()

@@ -57,6 +57,8 @@ class Exchange:
     """Sent on a connection that had carried a request before."""
     user_stamps: bool = False
     """At least one read had no kernel stamp."""
+    merged: int = 0
+    """Segments whose own stamp was lost because the kernel merged them before they were read."""
 
     @property
     def key(self) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .connection import Connection, Finish
+from .segments import LoopWatch
 from .target import Target
 
 STALE_S = 3.0
@@ -46,12 +47,14 @@ class Pool:
         finish: Finish,
         clock: Callable[[], int],
         loop_lag_ns: Callable[[], int] = int,
+        watch: LoopWatch | None = None,
     ) -> None:
         self._loop = loop
         self._target = target
         self._finish = finish
         self._clock = clock
         self._loop_lag_ns = loop_lag_ns
+        self._watch = watch
         self._tls = tls_context(target)
         self._address: tuple[int, tuple[Any, ...]] | None = None
         self._idle: list[Connection] = []
@@ -156,6 +159,7 @@ class Pool:
                 quick_ack=self._target.quick_ack,
                 clock=self._clock,
                 loop_lag_ns=self._loop_lag_ns,
+                watch=self._watch,
             )
             self._opening[connection] = self._loop.time()
             self._all.add(connection)

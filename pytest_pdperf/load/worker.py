@@ -107,6 +107,7 @@ def _store(job: Job, outcome: Outcome, spool: Spool, out: Path) -> None:
             "reached_concurrency": outcome.reached,
             "client_cpu_s": outcome.cpu_s,
             "warnings": warnings,
+            "merged_segments": sum(e.merged for e in outcome.exchanges if not e.warmup),
         },
     )
 

@@ -79,4 +79,6 @@ class CellRecords:
     reached_concurrency: dict[str, int] = field(default_factory=dict)
     """Per stream, the largest number of its requests open at once."""
     client_cpu_s: float = 0.0
+    merged_segments: int = 0
+    """Segments that a late client found merged by the kernel: their events' own receive times are lost."""
     warnings: tuple[str, ...] = ()

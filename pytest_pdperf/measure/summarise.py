@@ -78,7 +78,7 @@ def summarise(records: CellRecords, cell: Cell, topology: str) -> CellResult:
         max_in_flight=records.max_in_flight,
         client_cpu_s=records.client_cpu_s,
         invalid=invalid_reasons(records, cell, by_stream, lag),
-        warnings=(*records.warnings, *warnings_of(records, cell, by_stream, metrics, lag)),
+        warnings=(*records.warnings, *warnings_of(records, cell, by_stream, metrics)),
     )
 
 

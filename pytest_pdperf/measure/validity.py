@@ -25,8 +25,8 @@ KEPT_CONCURRENCY = 0.9
 """Mean requests in flight inside the steady window / clients, below which the client was the bottleneck."""
 SHORTEST_WALL_S = 0.05
 OUTLIER = 20.0
-MERGE_MS = 40.0
-"""A reader later than the kernel's delayed-ACK timer may find segments merged under one stamp."""
+MERGED_SHARE = 0.005
+"""Of the token events: beyond it merged segments can move a p99."""
 
 
 def invalid_reasons(
@@ -53,6 +53,12 @@ def invalid_reasons(
     bound = _lag_bound(measured)
     if records.stamp_source != "kernel" and late is not None and late > bound:
         reasons.append(f"client lag p99 {late:.2f} ms over {bound:.2f} ms with user-space receive times")
+    events = sum(len(r.event_ns) for r in measured)
+    if records.merged_segments > MERGED_SHARE * events:
+        reasons.append(
+            f"{records.merged_segments} segments for {events} events lost their own receive time: the client got too "
+            "little CPU and the kernel merged them"
+        )
     return tuple(reasons)
 
 
@@ -104,7 +110,6 @@ def warnings_of(
     cell: Cell,
     by_stream: Mapping[str, Sequence[RequestRecord]],
     metrics: Mapping[str, MetricValue],
-    lag: NDArray[np.float64],
 ) -> tuple[str, ...]:
     """What leaves the numbers valid but must stand beside them. One line each."""
     lines = []
@@ -122,9 +127,8 @@ def warnings_of(
     if hidden:
         lines.append(f"{hidden} answers arrived in one piece: something between buffers the stream")
     lines += _counts(good)
-    late = percentile(lag, 99)
-    if records.stamp_source == "kernel" and late is not None and late > MERGE_MS:
-        lines.append(f"client lag p99 {late:.0f} ms: the kernel may have merged segments under one stamp")
+    if records.merged_segments:
+        lines.append(f"{records.merged_segments} segments lost their own receive time: the client read late")
     return tuple(lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import uvloop
 
 from pytest_pdperf.load.connection import Connection
 from pytest_pdperf.load.drive import Drive
-from pytest_pdperf.load.exchange import End
+from pytest_pdperf.load.exchange import End, Exchange
 from pytest_pdperf.load.job import Job, Progress
 from pytest_pdperf.load.run_signs import nagle_warning
 from pytest_pdperf.load.spool import Spool
@@ -20,7 +21,7 @@ from pytest_pdperf.load.stamps import Stamping
 from pytest_pdperf.load.target import Target
 from pytest_pdperf.measure.records import Status
 from tests.integration.load.load_tools import closed_plan, drive, open_plan
-from tests.integration.load.scripted_server import Script, Segment, scripted
+from tests.integration.load.scripted_server import Script, Segment, Served, scripted
 
 
 def event(text: str, finish: str | None = None) -> bytes:
@@ -122,12 +123,13 @@ def test_a_server_that_only_times_out_is_given_up(tmp_path: Path) -> None:
     started = time.monotonic()
     with scripted([silent]) as server:
         driven = drive(Target(server.url, "m"), [closed_plan(40, 2)], tmp_path, timeout_s=0.2)
-        assert len(server.served) == 4
+    tried = len(server.served)
+    assert 4 <= tried <= 6, "each client may have begun one more"
     assert time.monotonic() - started < 20
-    assert [e.end for e in driven.exchanges[:4]] == [End.TIMEOUT] * 4
-    assert {e.end for e in driven.exchanges[4:]} == {End.NOT_SENT}
-    assert driven.records[5].status is Status.CONNECT_ERROR
-    assert driven.records[5].error == "not sent: 4 requests in a row timed out or found no connection"
+    assert [e.end for e in driven.exchanges[:tried]] == [End.TIMEOUT] * tried
+    assert {e.end for e in driven.exchanges[tried:]} == {End.NOT_SENT}
+    assert driven.records[-1].status is Status.CONNECT_ERROR
+    assert driven.records[10].error == f"not sent: {tried} requests in a row timed out or found no connection"
 
 
 def test_nobody_listening_is_given_up_too(tmp_path: Path) -> None:
@@ -146,17 +148,23 @@ def test_single_failures_between_successes_are_not_given_up(tmp_path: Path) -> N
     assert sum(r.status is Status.TIMEOUT for r in driven.records) == 6
 
 
-def stalled(folder: Path) -> tuple[int, int]:
-    """Forty events 3 ms apart while the loop sleeps 16 ms once: (events read late, stamps within their own send)."""
-    with scripted([answer(*[3.0] * 40)]) as server, Spool(folder / "bodies") as spool:
+def sleepy(folder: Path, gap_ms: float, at_s: float, sleep_s: float) -> tuple[Exchange, Served]:
+    """Forty events while the loop sleeps once."""
+    with scripted([answer(*[gap_ms] * 40)]) as server, Spool(folder / "bodies") as spool:
         loop = uvloop.new_event_loop()
         job = Job(Target(server.url, "m"), (closed_plan(1, output_tokens=40),), 10.0, "t")
         made = Drive(loop, job, spool)
-        loop.call_later(0.075, time.sleep, 0.0165)
+        loop.call_later(at_s, time.sleep, sleep_s)
         (exchange,) = made.run().exchanges
         loop.close()
+    return exchange, server.served[0]
+
+
+def stalled(folder: Path) -> tuple[int, int]:
+    """Events 3 ms apart, a sleep of 16 ms: (events read late, stamps within their own send)."""
+    exchange, served = sleepy(folder, 3.0, 0.075, 0.0165)
     kernel, user = exchange.marks[1::3], exchange.marks[2::3]
-    sends = server.served[0].sends
+    sends = served.sends
     late = sum(u - k > 4_000_000 for k, u in zip(kernel, user, strict=True))
     exact = sum(before <= stamp <= after for stamp, (before, after) in zip(kernel, sends, strict=False))
     return late, exact
@@ -174,6 +182,35 @@ def test_late_reader_keeps_every_segments_own_stamp(tmp_path: Path) -> None:
         if tries[-1][0] >= 2 and tries[-1][1] >= 38:
             return
     pytest.fail(f"(late, exact) of 40: {tries}")
+
+
+def test_merged_segments_are_counted_and_only_those(tmp_path: Path) -> None:
+    """A loop that sleeps for 150 ms while events come every 10 ms: the kernel merges what it has acknowledged.
+
+    How many that are is the kernel's affair; each one lost must be counted, so that stamps and segments add up.
+    """
+    exchange, _ = sleepy(tmp_path, 10.0, 0.25, 0.15)
+    stamps = exchange.marks[1::3]
+    shared = sum(a == b for a, b in pairwise(stamps))
+    assert shared or exchange.merged
+    together = max(stamps.count(stamp) for stamp in set(stamps))
+    in_one_read = 40 + 1 - len(stamps)
+    assert exchange.merged >= 3
+    assert exchange.merged <= shared + in_one_read + together + 2
+
+
+def test_nothing_is_called_merged_where_the_server_sends_pairs(tmp_path: Path) -> None:
+    pair = event("a") + event("b")
+    script = Script(
+        [*[Segment(8, pair)] * 20, Segment(8, event("z", "length")), Segment(0, b"data: [DONE]\n\n")]
+    )
+    merged = []
+    for _ in range(3):
+        with scripted([script]) as server:
+            driven = drive(Target(server.url, "m"), [closed_plan(1)], tmp_path)
+        assert len(driven.records[0].event_ns) == 41
+        merged.append(driven.exchanges[0].merged)
+    assert min(merged) == 0, "two events in one send are one segment"
 
 
 def test_a_bug_in_a_callback_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

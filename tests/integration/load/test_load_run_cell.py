@@ -89,7 +89,8 @@ def test_a_cell_from_plan_to_result(tmp_path: Path) -> None:
     result = summarise(records, cell(), "topology")
     assert result.requests == result.ok == 8
     assert result.metrics["ttft_ms_p50"].value is not None
-    assert not [line for line in result.invalid if "in flight" not in line]
+    busy = ("in flight", "too little CPU")
+    assert not [line for line in result.invalid if not any(sign in line for sign in busy)]
     left = sorted(p.name for p in (tmp_path / "out").iterdir())
     assert left == ["job.json", "records.json", "stamps.bin", "worker.log"]
 

@@ -1,0 +1,89 @@
+"""Counting segments against stamps: what is called lost, and what is only a server's breath."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_pdperf.load.segments import BATCH_NS, LATE_NS, LoopWatch, Segments, data_segments
+
+MS = 1_000_000
+TWO = b"data: a\n\ndata: b\n\n"
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A sender without Nagle and its receiver, over loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = socket.create_connection(listener.getsockname())
+        receiver, _ = listener.accept()
+    sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    yield sender, receiver
+    sender.close()
+    receiver.close()
+
+
+def arrive(pair: tuple[socket.socket, socket.socket], segments: int) -> None:
+    """Send so many segments and wait until the kernel has them."""
+    sender, receiver = pair
+    want = data_segments(receiver) + segments
+    for _ in range(segments):
+        sender.send(b"x")
+    end = time.monotonic() + 10
+    while data_segments(receiver) < want and time.monotonic() < end:
+        time.sleep(0.001)
+    assert data_segments(receiver) == want
+
+
+def test_lost_is_what_arrived_without_a_stamp_of_its_own(pair: tuple[socket.socket, socket.socket]) -> None:
+    counted = Segments(pair[1])
+    arrive(pair, 5)
+    counted.read_one(1, 10 * MS)
+    assert counted.read_several(TWO, {30 * MS, 40 * MS}, 40 * MS, 41 * MS, True) == 2
+    assert counted.read_several(TWO, {50 * MS}, 50 * MS, 51 * MS, True) == 0, "counted once"
+
+
+@pytest.mark.parametrize(
+    ("data", "last_ms", "late", "lost"),
+    [
+        (TWO, 40.0, True, 5),
+        (TWO, 40.0, False, 0),
+        (TWO, 10.9, True, 0),
+        (TWO, 11.1, True, 5),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + TWO, 40.0, True, 4),
+        (TWO + b"data: [DONE]\n\n", 40.0, True, 2),
+    ],
+)
+def test_what_counts_as_lost(
+    pair: tuple[socket.socket, socket.socket], data: bytes, last_ms: float, late: bool, lost: int
+) -> None:
+    """Only after a stall, only beyond a millisecond, and less an answer's quick first and last sends."""
+    counted = Segments(pair[1])
+    counted.restart(10 * MS)
+    arrive(pair, 6)
+    last = round(last_ms * MS)
+    assert counted.read_several(data, {last}, last, last + MS, late) == lost
+
+
+def test_a_large_read_may_be_many_segments(pair: tuple[socket.socket, socket.socket]) -> None:
+    counted = Segments(pair[1])
+    arrive(pair, 4)
+    counted.read_one(5000, 10 * MS)
+    arrive(pair, 1)
+    assert counted.read_several(TWO, {40 * MS}, 40 * MS, 41 * MS, True) == 0
+
+
+def test_watch_is_late_after_a_silence_and_for_a_batch() -> None:
+    watch = LoopWatch()
+    watch.tick(0)
+    assert not watch.tick(LATE_NS)
+    assert watch.tick(2 * LATE_NS + 1)
+    assert watch.tick(2 * LATE_NS + 2)
+    now = 2 * LATE_NS + 2
+    while now + LATE_NS <= 2 * LATE_NS + 1 + BATCH_NS:
+        now += LATE_NS
+        assert watch.tick(now)
+    assert not watch.tick(now + LATE_NS)
