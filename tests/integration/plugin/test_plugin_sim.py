@@ -68,6 +68,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def run(project: pytest.Pytester, *arguments: str, topology: str = "one") -> pytest.RunResult:
     always = ["--engine", "sim", "--topology", topology, "--workload", "small", "-p", "no:cacheprovider"]
+    always.append("--require-baseline=no")  # CI would ask for one
     return project.runpytest_subprocess(*always, *arguments, timeout=180)
 
 
