@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import re
 import socket
 import ssl
@@ -18,6 +17,7 @@ from collections.abc import Callable
 import httptools
 
 from .exchange import End, Exchange
+from .os_errors import name_of, name_of_code
 from .segments import LoopWatch, Segments
 from .stamps import ANCILLARY, EVENT_END, SO_TIMESTAMPNS, may_span_events, receive_stamp
 
@@ -105,7 +105,7 @@ class Connection:
         self._fd = sock.fileno()
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
-            self._opened(_oserror(code))
+            self._opened(name_of_code(code))
         else:
             self._loop.add_writer(self._fd, self._connected)
 
@@ -114,7 +114,7 @@ class Connection:
         self._loop.remove_writer(self._fd)
         code = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            self._opened(_oserror(code))
+            self._opened(name_of_code(code))
         elif self._tls is None:
             self._opened("")
         else:
@@ -200,7 +200,7 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             sent = 0
         except OSError as problem:
-            self._over(End.RESET, f"sending failed: {_strerror(problem)}")
+            self._over(End.RESET, f"sending failed: {name_of(problem)}")
             return
         if sent < len(payload):
             self._out = memoryview(payload)[sent:]
@@ -219,7 +219,7 @@ class Connection:
             self._loop.remove_writer(self._fd)
             self._out = None
             if self._exchange is not None and self._exchange.size == 0 and self._exchange.status is None:
-                self._over(End.RESET, f"sending failed: {_strerror(problem)}")
+                self._over(End.RESET, f"sending failed: {name_of(problem)}")
             return
         if not self._out:
             self._out = None
@@ -234,22 +234,21 @@ class Connection:
         except BlockingIOError:
             return
         except OSError as problem:
-            self._lost(End.RESET, _strerror(problem))
+            self._lost(End.RESET, name_of(problem))
             return
         size = len(data)
         if not size:
             self._lost(End.EOF, "connection closed by the server")
             return
         stamp = receive_stamp(ancillary)
-        late = self._watch.tick(now)
         if may_span_events(data):
-            self._read_each(data, stamp, now, late)
+            self._read_each(data, stamp, now)
             return
         self._recv_into(self._buffer, size)
         self._segments.read_one(size, now)
         self._take(data, stamp, now)
 
-    def _read_each(self, data: bytes, last: int, now: int, late: bool) -> None:
+    def _read_each(self, data: bytes, last: int, now: int) -> None:
         """Consume peeked data up to each event's end, so that each gets the stamp of its own last segment."""
         pieces = []
         start = 0
@@ -264,7 +263,9 @@ class Connection:
         if start < len(data):
             self._recv_into(self._buffer, len(data) - start)
             pieces.append((data[start:], last))
-        merged = self._segments.read_several(data, {stamp for _, stamp in pieces}, last, now, late)
+        merged = self._segments.read_several(
+            data, {stamp for _, stamp in pieces}, last, now, self._watch.late(now)
+        )
         if self._exchange is not None:
             self._exchange.merged += merged
         for left, (piece, stamp) in enumerate(pieces, 1 - len(pieces)):
@@ -280,7 +281,7 @@ class Connection:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
                 return
             except OSError as problem:
-                self._lost(End.RESET, _strerror(problem))
+                self._lost(End.RESET, name_of(problem))
                 return
             if not data:
                 self._lost(End.EOF, "connection closed by the server")
@@ -393,12 +394,3 @@ class Connection:
         if self._exchange is not None and self._exchange.status is not None:
             self._done = True
             self._keep = self._parser.should_keep_alive()
-
-
-def _oserror(code: int) -> str:
-    return f"{errno.errorcode.get(code, code)}: {os.strerror(code)}"
-
-
-def _strerror(problem: OSError) -> str:
-    name = errno.errorcode.get(problem.errno or 0, type(problem).__name__)
-    return f"{name}: {problem.strerror or problem}"

@@ -20,7 +20,7 @@ SMALL = 1400
 HARMLESS_NS = 1_000_000
 """Segments that came within this much time of the read before are not called lost."""
 LATE_NS = 8_000_000
-"""A loop that was not heard of for so long was blocked or had no CPU; it is called every `TICK_S` otherwise."""
+"""A loop whose timer was not heard of for so long is late; it is due every `TICK_S`."""
 TICK_S = 0.003
 BATCH_NS = 25_000_000
 """How long after it wakes a late loop may still be working off what arrived meanwhile."""
@@ -37,7 +37,10 @@ def data_segments(sock: socket.socket) -> int:
 
 
 class LoopWatch:
-    """Knows whether the event loop has just been late. Everything that runs on the loop may `tick` it."""
+    """Knows whether the event loop is late or has just been: blocked, without CPU, or at a round that takes long.
+
+    Only a timer ticks it. A read that ticked as well would hide rounds so long that a socket waits for its turn.
+    """
 
     __slots__ = ("_last_ns", "_late_until_ns")
 
@@ -45,12 +48,15 @@ class LoopWatch:
         self._last_ns = 0
         self._late_until_ns = 0
 
-    def tick(self, now: int) -> bool:
-        """The loop runs at `now` (ns); True while what it reads may have waited through a stall."""
+    def tick(self, now: int) -> None:
+        """The timer that is due every `TICK_S` runs at `now` (ns)."""
         if now - self._last_ns > LATE_NS:
             self._late_until_ns = now + BATCH_NS
         self._last_ns = now
-        return now <= self._late_until_ns
+
+    def late(self, now: int) -> bool:
+        """Whether what is read at `now` may have waited through a stall."""
+        return now <= self._late_until_ns or now - self._last_ns > LATE_NS
 
 
 class Segments:

@@ -8,7 +8,8 @@ What cannot be had: while nobody reads, the kernel may merge waiting segments, a
 last stamp. On loopback it does so once their sender has been acknowledged, that is for a reader more than the
 40 ms delayed-ACK timer late, or within the first 16 segments after a connection was idle (measured on Linux
 6.18: 5 segments 3 ms apart, 15 ms late, all stamps kept; 20 ms apart, 100 ms late, the last four shared one).
-Hence `TCP_QUICKACK` is armed when a request is sent - it takes the 40 ms Nagle stall out of response heads -
+`segments` counts what
+was lost that way. Hence `TCP_QUICKACK` is armed when a request is sent - it takes the 40 ms Nagle stall out of response heads -
 and not on every read.
 """
 

@@ -76,14 +76,18 @@ def test_a_large_read_may_be_many_segments(pair: tuple[socket.socket, socket.soc
     assert counted.read_several(TWO, {40 * MS}, 40 * MS, 41 * MS, True) == 0
 
 
-def test_watch_is_late_after_a_silence_and_for_a_batch() -> None:
+def test_watch_is_late_while_its_timer_is_and_for_a_batch_after() -> None:
     watch = LoopWatch()
-    watch.tick(0)
-    assert not watch.tick(LATE_NS)
-    assert watch.tick(2 * LATE_NS + 1)
-    assert watch.tick(2 * LATE_NS + 2)
-    now = 2 * LATE_NS + 2
-    while now + LATE_NS <= 2 * LATE_NS + 1 + BATCH_NS:
-        now += LATE_NS
-        assert watch.tick(now)
-    assert not watch.tick(now + LATE_NS)
+    watch.tick(MS)
+    assert not watch.late(MS + LATE_NS)
+    assert watch.late(MS + LATE_NS + 1), "a long round: the timer has not had its turn"
+    watch.tick(MS + LATE_NS)
+    assert not watch.late(MS + LATE_NS)
+    now = MS + 2 * LATE_NS + 1
+    watch.tick(now)
+    assert watch.late(now)
+    for step in range(1, BATCH_NS // LATE_NS + 1):
+        watch.tick(now + step * LATE_NS)
+        assert watch.late(now + step * LATE_NS)
+    watch.tick(now + BATCH_NS + 1)
+    assert not watch.late(now + BATCH_NS + 1)
