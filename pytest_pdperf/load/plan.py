@@ -65,13 +65,12 @@ def _plan_stream(
         requests = tuple(Planned(p, stream.output_tokens, t) for p, t in zip(prompts, times, strict=True))
         warm_lengths = [stream.input_tokens[1]] * warmups
     warm = prompts_for(stream, seed=seed, salt=f"{salt}/warmup", vocab=target.vocab, lengths=warm_lengths)
-    closed = isinstance(arrival, ClosedLoop)
     return StreamPlan(
         name=stream.name,
         requests=requests,
         warmups=tuple(Planned(p, requests[0].output_tokens) for p in warm),
         concurrency=min(arrival.concurrency, len(requests)) if isinstance(arrival, ClosedLoop) else None,
-        think_s=arrival.think_s if closed and isinstance(arrival, ClosedLoop) else 0.0,
+        think_s=arrival.think_s if isinstance(arrival, ClosedLoop) else 0.0,
     )
 
 

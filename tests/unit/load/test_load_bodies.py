@@ -47,6 +47,11 @@ def test_generate_body_and_extras() -> None:
     }
 
 
+def test_every_body_asks_for_a_stream() -> None:
+    for api in ("completions", "chat", "generate"):
+        assert json.loads(body_of(REQUEST, target(api=api)))["stream"] is True
+
+
 def test_request_head() -> None:
     raw = http_request(
         b"{}", target(url="http://127.0.0.1:8000/base/"), "id-1", (("Authorization", "Bearer x"),)

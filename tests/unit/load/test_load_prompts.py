@@ -185,3 +185,18 @@ def test_text_has_one_word_a_token() -> None:
     assert len(set(WORDS)) == len(WORDS) == 256
     assert len(text_of(range(1000, 1050)).split()) == 50
     assert len(set(text_of(range(1000, 1256)).split())) > 100
+
+
+def test_planned_lengths_reach_both_ends_of_their_range_and_no_further() -> None:
+    (plan,) = plan_cell(
+        cell("c", stream(4, 6, requests=200), warmups=1), Target("http://h", "m"), seed=1, salt="r"
+    )
+    assert {len(r.prompt) for r in plan.requests} == {4, 5, 6}
+    assert {len(r.prompt) for r in plan.warmups} == {6}
+
+
+def test_think_time_belongs_to_closed_loops() -> None:
+    thinking = stream().model_copy(update={"arrival": ClosedLoop(concurrency=1, think_s=1.5)})
+    opened = stream(name="b").model_copy(update={"arrival": OpenLoop(rate_rps=1)})
+    plans = plan_cell(cell("c", thinking, opened), Target("http://h", "m"), seed=1, salt="r")
+    assert [(p.concurrency, p.think_s) for p in plans] == [(1, 1.5), (None, 0.0)]

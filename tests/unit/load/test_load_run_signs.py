@@ -10,15 +10,17 @@ from pytest_pdperf.load.exchange import End, Exchange
 from pytest_pdperf.load.run_signs import nagle_warning, settle_chat
 from pytest_pdperf.measure.records import RequestRecord, Status
 
+HEAD = 1_700_000_000_000_000_000
+
 
 def exchanges(gaps_ms: Sequence[float], *, reused: bool) -> list[Exchange]:
     made: list[Exchange] = []
     for gap in gaps_ms:
         e = Exchange(
-            "main", len(made), False, 1, 1, status=200, end=End.COMPLETE, head_ns=1_000, reused=reused
+            "main", len(made), False, 1, 1, status=200, end=End.COMPLETE, head_ns=HEAD, reused=reused
         )
         e.size = 5
-        e.mark(1_000 + round(gap * 1e6), 0)
+        e.mark(HEAD + round(gap * 1e6), 0)
         made.append(e)
     return made
 
@@ -30,6 +32,10 @@ def exchanges(gaps_ms: Sequence[float], *, reused: bool) -> list[Exchange]:
         ([43, 44, 42, 0.4, 0.5], [], True),
         ([43, 44, 0.5, 0.4, 0.5], [0.5], False),
         ([43, 44], [0.5], False),
+        ([43, 44, 42, 0.5, 0.5, 0.5], [0.5], True),
+        ([43, 44, 42, 0.5, 0.5, 0.5, 0.5], [0.5], False),
+        ([38, 56, 40], [0.5], True),
+        ([37.9, 56.1, 40, 40], [0.5], False),
         ([43, 44, 42, 50], [44, 43], False),
         ([20, 21, 22, 20], [0.5], False),
         ([90, 91, 92, 90], [0.5], False),
