@@ -1,0 +1,10 @@
+"""What every integration test may rely on."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin asks for baselines and writes summaries where a CI says so; a test that wants that sets it itself."""
+    for name in ("CI", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
