@@ -16,9 +16,16 @@ from pytest_pdperf.spec.tolerances import Override, Tolerance, Tolerances
 CELL = ("ttft_ms.p50", "quick", "in128-out64-c1", "pd-1p2d-tp2-tcp")
 
 
-def test_shipped_file_changes_nothing() -> None:
+def test_the_shipped_file_loosens_the_quick_workload_only_and_never_its_tpot() -> None:
     shipped = load_tolerances(shipped_fixtures() / "tolerances.yaml")
-    assert shipped.for_(*CELL, 0.1, 1.0) == Tolerance(0.1, 1.0)
+    for metric in ("ttft_ms_p50", "itl_ms_p99", "e2e_ms_p50", "output_tps", "tpot_ms_p50"):
+        assert shipped.for_(metric, "fixed-shapes", "in512-out256-c16", "pd-1p2d", 0.1, 1.0) == Tolerance(
+            0.1, 1.0
+        )
+    assert shipped.for_("tpot_ms_p50", "quick", "in128-out64-c1", "pd-1p2d", 0.05, 0.2) == Tolerance(
+        0.05, 0.2
+    )
+    assert shipped.for_("ttft_ms_p50", "quick", "in128-out64-c1", "pd-1p2d", 0.1, 1.0).floor > 1.0
 
 
 def test_most_specific_wins_whatever_the_order() -> None:
