@@ -4,12 +4,12 @@ Linux stamps each TCP segment (`SO_TIMESTAMPNS`), but a read reports only the st
 touched. So a read first looks (`MSG_PEEK`): with at most one event waiting it takes everything, else it takes
 event by event, each read ending at an event's last byte, and every event keeps its own segment's stamp.
 
-What cannot be had: while nobody reads, the kernel may merge waiting segments, and a merged segment has the last stamp.
-On loopback it does so once their sender has been acknowledged, that is for a reader more than the 40 ms delayed-ACK
-timer late, or within the first 16 segments after a connection was idle (measured on Linux 6.18: 5 segments 3 ms apart, 15 ms
-late, all stamps kept; 20 ms apart, 100 ms late, the last four shared one). `segments` counts what was lost that way.
-Hence `TCP_QUICKACK` is armed when a request is sent - it takes the 40 ms Nagle stall out of response heads - and not on
-every read.
+What cannot be had: while nobody reads, the kernel may merge waiting segments, and a merged segment has the last
+stamp. On loopback it does so once their sender has been acknowledged, that is for a reader more than the 40 ms
+delayed-ACK timer late, or within the first 16 segments after a connection was idle (measured on Linux 6.18: 5
+segments 3 ms apart, 15 ms late, all stamps kept; 20 ms apart, 100 ms late, the last four shared one). `segments`
+counts what was lost that way. Hence `TCP_QUICKACK` is armed when a request is sent - it takes the 40 ms Nagle stall
+out of response heads - and not on every read.
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ def test_lost_is_what_arrived_without_a_stamp_of_its_own(pair: tuple[socket.sock
     counted.read_one(1, 10 * MS)
     assert counted.read_several(TWO, {30 * MS, 40 * MS}, 40 * MS, 41 * MS, True) == 2
     assert counted.read_several(TWO, {50 * MS}, 50 * MS, 51 * MS, True) == 0, "counted once"
+    arrive(pair, 2)
+    assert counted.read_several(TWO, {60 * MS}, 60 * MS, 61 * MS, True) == 1
 
 
 @pytest.mark.parametrize(
