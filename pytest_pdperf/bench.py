@@ -304,7 +304,8 @@ class Bench:
             )
             blame_a_death(stack, records)
             seen = window.judge(records)
-        result = summarise(records, cell, topology.name)
+        on_cpu = self._inputs.gpus is not None and self._inputs.gpus.cpu
+        result = summarise(records, cell, topology.name, shared_cores=on_cpu)
         evidence, invalid = seen.evidence, [*seen.problems, *foreign.reasons()]
         required = topology.kind is Kind.PD and self._settings["require_evidence"] == "yes"
         if required and evidence.status is not Status.PROVEN and not evidence.problems:

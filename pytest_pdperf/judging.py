@@ -99,7 +99,7 @@ class Judging:
             self.store.siblings(key, ref),
             self._inputs.tolerances,
             taken=now,
-            inconclusive=self._surroundings(baseline, record.environment),
+            inconclusive=(*result.inconclusive, *self._surroundings(baseline, record.environment)),
             absent="" if baseline else self.store.nearest(key, ref),
         )
         reason = self._settings["baseline_reason"] or ""

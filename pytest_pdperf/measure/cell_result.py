@@ -62,6 +62,8 @@ class CellResult:
     client_cpu_s: float = 0.0
     invalid: tuple[str, ...] = ()
     """Reasons why no performance may be read from this cell; empty means valid."""
+    inconclusive: tuple[str, ...] = ()
+    """Why its times prove nothing although its requests are good: the client shared its cores with the engines."""
     warnings: tuple[str, ...] = ()
     definitions: str = DEFINITIONS
     schema: int = SCHEMA
@@ -77,7 +79,7 @@ class CellResult:
         data["client_lag_ms"] = {k: _finite(v) for k, v in self.client_lag_ms.items()}
         for name in ("steady_window_s", "wall_s", "client_cpu_s"):
             data[name] = _finite(data[name])
-        for name in ("invalid", "warnings"):
+        for name in ("invalid", "inconclusive", "warnings"):
             data[name] = list(data[name])
         return data
 
@@ -94,6 +96,7 @@ class CellResult:
             values["metrics"] = _metrics(data["metrics"])
             values["streams"] = {name: _metrics(metrics) for name, metrics in data["streams"].items()}
             values["invalid"] = tuple(data["invalid"])
+            values["inconclusive"] = tuple(data.get("inconclusive", ()))
             values["warnings"] = tuple(data["warnings"])
             values["client_cpu_s"] = data["client_cpu_s"] or 0.0
             return cls(**values)

@@ -28,7 +28,7 @@ from .samples import (
     ttft_ms,
 )
 from .table import METRICS
-from .validity import invalid_reasons, warnings_of
+from .validity import invalid_reasons, timing_reasons, warnings_of
 from .window import end_of, steady_window, tokens_within, wall
 
 ERRORS_SHOWN = 20
@@ -38,8 +38,11 @@ STRAGGLER_SLOW = 2.0
 """... if it also took this many times the median; the last of few requests stretches it without being slow."""
 
 
-def summarise(records: CellRecords, cell: Cell, topology: str) -> CellResult:
+def summarise(records: CellRecords, cell: Cell, topology: str, *, shared_cores: bool = False) -> CellResult:
     """Every metric of the table for every stream, validity and warnings.
+
+    `shared_cores` says that the client had to share its cores with the engines, as on a CPU-only machine: a client
+    that could not keep up then makes the cell inconclusive, where it otherwise makes it invalid.
 
     The main stream's metrics carry bare ids; those of the others are there as `<stream>.<id>` and in
     `streams`.
@@ -58,6 +61,7 @@ def summarise(records: CellRecords, cell: Cell, topology: str) -> CellResult:
     main = by_stream[cell.main.name]
     window = steady_window(main, _clients(cell.main, main)) if main else None
     good = successes(measured)
+    doubts = timing_reasons(records, cell, by_stream, lag)
     return CellResult(
         topology=topology,
         workload=cell.workload,
@@ -77,7 +81,8 @@ def summarise(records: CellRecords, cell: Cell, topology: str) -> CellResult:
         reached_concurrency=dict(records.reached_concurrency),
         max_in_flight=records.max_in_flight,
         client_cpu_s=records.client_cpu_s,
-        invalid=invalid_reasons(records, cell, by_stream, lag),
+        invalid=invalid_reasons(cell, by_stream) + (() if shared_cores else doubts),
+        inconclusive=doubts if shared_cores else (),
         warnings=(*records.warnings, *warnings_of(records, cell, by_stream, metrics)),
     )
 

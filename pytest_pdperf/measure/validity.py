@@ -29,26 +29,34 @@ MERGED_SHARE = 0.005
 """Of the token events: beyond it merged segments can move a p99."""
 
 
-def invalid_reasons(
-    records: CellRecords,
-    cell: Cell,
-    by_stream: Mapping[str, Sequence[RequestRecord]],
-    lag: NDArray[np.float64],
-) -> tuple[str, ...]:
-    """Why nothing may be concluded from this cell; empty when it is valid. One line a reason."""
+def invalid_reasons(cell: Cell, by_stream: Mapping[str, Sequence[RequestRecord]]) -> tuple[str, ...]:
+    """Why nothing may be concluded from this cell's requests; empty when they are good. One line a reason."""
     reasons = []
     for stream in cell.streams:
         requests = by_stream[stream.name]
         reasons += _failures(requests, stream.name if len(cell.streams) > 1 else "")
-        if requests:
-            reasons += _client_bound(records, requests, cell, stream.name)
-        else:
+        if not requests:
             reasons.append(f"stream {stream.name!r}: no request was measured")
     measured = [r for requests in by_stream.values() for r in requests]
     if measured and wall(measured).seconds < SHORTEST_WALL_S:
         reasons.append(
             f"measured for {wall(measured).seconds * 1e3:.1f} ms only, want {SHORTEST_WALL_S * 1e3:.0f} ms"
         )
+    return tuple(reasons)
+
+
+def timing_reasons(
+    records: CellRecords,
+    cell: Cell,
+    by_stream: Mapping[str, Sequence[RequestRecord]],
+    lag: NDArray[np.float64],
+) -> tuple[str, ...]:
+    """Why nothing may be concluded from this cell's times: the client could not keep up. One line a reason."""
+    reasons = []
+    for stream in cell.streams:
+        if requests := by_stream[stream.name]:
+            reasons += _client_bound(records, requests, cell, stream.name)
+    measured = [r for requests in by_stream.values() for r in requests]
     late = percentile(lag, 99)
     bound = _lag_bound(measured)
     if records.stamp_source != "kernel" and late is not None and late > bound:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_pdperf.measure.cell_result import CellResult
 from pytest_pdperf.measure.records import CellRecords, Status
 from pytest_pdperf.measure.summarise import summarise
 from pytest_pdperf.spec.workload import Cell, ClosedLoop, Stream
@@ -151,3 +152,18 @@ def test_segments_merged_under_one_stamp(merged: int, valid: bool) -> None:
     result = summarise(records(loop(20, 4), merged_segments=merged), cell(20, 4), "t")
     assert (result.invalid == ()) == valid
     assert len(result.warnings) == (merged > 0)
+
+
+def test_on_shared_cores_a_late_client_makes_a_cell_inconclusive_and_failures_stay_invalid() -> None:
+    good = records([request([10.0 + 10 * i for i in range(20)])])
+    late = replace(good, merged_segments=5)
+    alone, shared = (
+        summarise(late, cell(1, 1), "t", shared_cores=shared_cores) for shared_cores in (False, True)
+    )
+    assert any("too little CPU" in reason for reason in alone.invalid)
+    assert not alone.inconclusive
+    assert shared.inconclusive == alone.invalid
+    assert not shared.invalid
+    assert CellResult.from_json(shared.to_json()) == shared
+    failed = replace(records([request([10.0], status=Status.RESET)]), merged_segments=5)
+    assert any("failed" in reason for reason in summarise(failed, cell(1, 1), "t", shared_cores=True).invalid)

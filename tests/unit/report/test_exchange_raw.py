@@ -61,7 +61,7 @@ def test_round_trip_of_any_records(
     tmp_path_factory: pytest.TempPathFactory, made: list[RequestRecord]
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
-    records = CellRecords(tuple(made), "kernel", 5, 9, 2, {"main": 2}, 0.25, ("odd",))
+    records = CellRecords(tuple(made), "kernel", 5, 9, 2, {"main": 2}, 0.25, 3, ("odd",))
     run = load_run(folder)
     path = folder / "events.npz"
     assert write_raw(run, [Chosen(run, outcome(), records, "")], path) == []
