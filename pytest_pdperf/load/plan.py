@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.spec.trace import read_trace
 from pytest_pdperf.spec.workload import Cell, ClosedLoop, OpenLoop, Stream, TraceReplay
 
 from .arrivals import send_times
 from .planned import Planned, StreamPlan
-from .prompts import check_context, generator, prompts_for
+from .prompts import check_context, generator, prompts_for, trace_prompt
 from .target import Target
-from .trace import read_trace, trace_prompt
 
 
 def plan_cell(cell: Cell, target: Target, *, seed: int, salt: str) -> tuple[StreamPlan, ...]:
@@ -77,7 +78,12 @@ def _plan_stream(
 def _trace_requests(
     stream: Stream, arrival: TraceReplay, target: Target, seed: int, salt: str
 ) -> tuple[Planned, ...]:
-    rows = read_trace(Path(arrival.path), limit=stream.requests, speed=arrival.speed)
+    """The trace's requests, the first due at 0; `speed` divides the times between them."""
+    rows = read_trace(Path(arrival.path), limit=stream.requests)
+    if len(rows) < stream.requests:
+        raise UsageProblem(
+            f"{arrival.path}: {stream.requests} requests asked for, the trace has {len(rows)}; lower `requests`"
+        )
     fresh = prompts_for(
         stream, seed=seed, salt=salt, vocab=target.vocab, lengths=[row.input_tokens for row in rows]
     )
@@ -85,7 +91,7 @@ def _trace_requests(
         Planned(
             trace_prompt(row, seed=seed, salt=salt, vocab=target.vocab) if row.hash_ids else prompt,
             row.output_tokens,
-            row.at_s,
+            (row.at_s - rows[0].at_s) / arrival.speed,
         )
         for row, prompt in zip(rows, fresh, strict=True)
     )

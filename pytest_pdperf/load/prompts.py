@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.spec.trace import BLOCK_TOKENS, TraceRequest
 from pytest_pdperf.spec.workload import Cell, Stream
 
 
@@ -71,6 +72,16 @@ def _distinct_heads(
         codes = np.asarray(list(drawn)[:count], dtype=np.int64)
     columns = [(codes // span**i) % span for i in range(k)]
     return np.stack(columns, axis=1) if count else np.zeros((0, k), dtype=np.int64)
+
+
+def trace_prompt(request: TraceRequest, *, seed: int, salt: str, vocab: tuple[int, int]) -> tuple[int, ...]:
+    """Prompt of a traced request with `hash_ids`: blocks of one id are equal within a run, not between runs."""
+    low, high = vocab
+    tokens: list[int] = []
+    for block in request.hash_ids:
+        drawn = generator("trace-block", seed, salt, block).integers(low, high, size=BLOCK_TOKENS)
+        tokens.extend(drawn.tolist())
+    return tuple(tokens[: request.input_tokens])
 
 
 def check_context(cell: Cell, max_context: int | None, longest: int | None = None) -> None:

@@ -7,6 +7,7 @@ leading ids mean a shared prefix).
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from pytest_pdperf.errors import UsageProblem
 
 BLOCK_TOKENS = 512
 MAX_LINES = 1_000_000
+_NEEDED = ("timestamp", "input_length", "output_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +71,28 @@ def _parse(line: str, where: str, previous_s: float) -> TraceRequest:
         raise UsageProblem(f"{where}: not a JSON object: {line.strip()[:60]!r}") from None
     if not isinstance(data, dict):
         raise UsageProblem(f"{where}: not a JSON object: {line.strip()[:60]!r}")
-    at_ms = data.get("timestamp")
+    for key in _NEEDED:
+        if key not in data:
+            near = difflib.get_close_matches(key, data, 1)
+            hint = f"; is {near[0]!r} meant?" if near else ""
+            raise UsageProblem(f"{where}: key {key!r} is missing{hint}")
+    at_ms = data["timestamp"]
     if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms < 1e12:
         raise UsageProblem(f"{where}: timestamp must be milliseconds from the start, got {at_ms!r}")
     if at_ms / 1e3 < previous_s:
         raise UsageProblem(f"{where}: timestamp {at_ms!r} goes back; sort the trace by timestamp")
     lengths = []
-    for key in ("input_length", "output_length"):
-        value = data.get(key)
+    for key in _NEEDED[1:]:
+        value = data[key]
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10_000_000:
             raise UsageProblem(f"{where}: {key} must be a positive number of tokens, got {value!r}")
         lengths.append(value)
     ids = data.get("hash_ids", [])
     if not isinstance(ids, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
         raise UsageProblem(f"{where}: hash_ids must be a list of whole numbers")
+    least, most = (len(ids) - 1) * BLOCK_TOKENS + 1, len(ids) * BLOCK_TOKENS
+    if ids and not least <= lengths[0] <= most:
+        raise UsageProblem(
+            f"{where}: {len(ids)} hash_ids stand for {least}..{most} tokens, input_length is {lengths[0]}"
+        )
     return TraceRequest(at_ms / 1e3, lengths[0], lengths[1], tuple(ids))

@@ -17,7 +17,7 @@ from pytest_pdperf.spec.loader import (
     load_workload,
     shipped_fixtures,
 )
-from pytest_pdperf.spec.trace import read_trace
+from pytest_pdperf.spec.trace import BLOCK_TOKENS, read_trace
 from pytest_pdperf.spec.workload import Cell, ClosedLoop, OpenLoop, Stream, TraceReplay, Workload
 
 SHIPPED = [shipped_fixtures()]
@@ -30,8 +30,9 @@ def load(tmp_path: Path, text: str, name: str = "mine") -> Workload:
 
 
 def trace_line(at_ms: float, tokens: int, output: int) -> str:
+    blocks = list(range(-(-tokens // BLOCK_TOKENS)))
     return json.dumps(
-        {"timestamp": at_ms, "input_length": tokens, "output_length": output, "hash_ids": [1, 2]}
+        {"timestamp": at_ms, "input_length": tokens, "output_length": output, "hash_ids": blocks}
     )
 
 
@@ -296,10 +297,30 @@ def test_errors_name_line_key_and_way_out(tmp_path: Path, text: str, message: st
         ),
         (
             '{"timestamp": 9, "input_length": 1}',
-            "output_length must be a positive number of tokens, got None",
+            "t.jsonl:2: key 'output_length' is missing",
+        ),
+        (
+            '{"timestamp": 9, "input_lenght": 1, "output_length": 1}',
+            "key 'input_length' is missing; is 'input_lenght' meant?",
+        ),
+        (
+            '{"timestamp": 9, "input_length": 1, "output_length": true}',
+            "output_length must be a positive number of tokens, got True",
+        ),
+        (
+            '{"timestamp": 9, "input_length": 513, "output_length": 1, "hash_ids": [1]}',
+            "1 hash_ids stand for 1..512 tokens, input_length is 513",
+        ),
+        (
+            '{"timestamp": 9, "input_length": 512, "output_length": 1, "hash_ids": [1, 2]}',
+            "2 hash_ids stand for 513..1024 tokens, input_length is 512",
         ),
         (
             '{"timestamp": 9, "input_length": 1, "output_length": 1, "hash_ids": "x"}',
+            "hash_ids must be a list",
+        ),
+        (
+            '{"timestamp": 9, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}',
             "hash_ids must be a list",
         ),
     ],
