@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from pytest_pdperf.engines.base import Command, Programs
+from pytest_pdperf.engines.installed import head_of, python_of
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.routers.base import RouterInstance
 from pytest_pdperf.spec.topology import FlagValue, Kind, Role
@@ -27,6 +29,11 @@ _OWNED = frozenset(
 """Flags that the launcher sets itself; in a topology's router args they are a mistake."""
 
 _PAIR = re.compile(r"___prefill_addr_(?P<prefill>.+?)___decode_addr_(?P<decode>.+)_[0-9a-f]{32}(?![0-9a-f])")
+
+
+START = str(Path(__file__).with_name("vllm_router_start.py"))
+LAUNCHER = "from vllm_router.launch_router import main"
+"""What the console script of the wheel does."""
 
 
 def _flags(args: Mapping[str, FlagValue]) -> list[str]:
@@ -77,8 +84,7 @@ class VllmRouter:
             raise UsageProblem(
                 f"router.args.{wrong[0]} is decided by the launcher; leave it out of the topology"
             )
-        program = programs.find("vllm-router")
-        argv = [str(program) if program else "vllm-router", "--host", router.host, "--port", str(router.port)]
+        argv = [*start_of(programs.find("vllm-router")), "--host", router.host, "--port", str(router.port)]
         argv += ["--policy", router.spec.policy]
         argv += ["--prometheus-host", router.host, "--prometheus-port", str(router.metrics_port)]
         defaults: dict[str, FlagValue] = {"worker_startup_check_interval": 1, "disable_retries": True}
@@ -140,6 +146,17 @@ class VllmRouter:
             for info in program.parent.parent.glob("lib/python3*/site-packages/vllm_router-*.dist-info"):
                 return info.name.removeprefix("vllm_router-").removesuffix(".dist-info")
         return "unknown"
+
+
+def start_of(program: Path | None) -> tuple[str, ...]:
+    """How the router is started: its own `main` by the short way (`vllm_router_start`), else the program as it is.
+
+    The short way is for the console script that the wheel installs; a wrapper or a binary is run itself.
+    """
+    python = python_of(program) if program is not None else None
+    if program is None or python is None or LAUNCHER not in head_of(program):
+        return (str(program) if program else "vllm-router",)
+    return (str(python), START)
 
 
 ROUTER = VllmRouter()

@@ -24,7 +24,7 @@ from pytest_pdperf.stack.stages import STARTING, stage_limits
 
 __all__ = ["FAILED_GRACE_S", "GRACE_S", "Stack", "blame", "launch", "obituary"]
 
-_TICK_S = 0.1
+_TICK_S = 0.05
 _TELL_S = 15.0
 """Between two progress lines while nothing new happens."""
 _HTTP_S = 0.5

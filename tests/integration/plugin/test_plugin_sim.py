@@ -206,7 +206,13 @@ def test_plan_prints_commands_and_starts_nothing(project: pytest.Pytester) -> No
     result = run(project, "--plan", topology="pair")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["*prefill-0*", "*vllm-router*", "*in64-out48-c2*", "estimated time: *", "*nothing was started*"]
+        [
+            "*prefill-0*",
+            "*router vllm_router*",
+            "*in64-out48-c2*",
+            "estimated time: *",
+            "*nothing was started*",
+        ]
     )
     assert not (project.path / "pdperf-results").exists()
 
