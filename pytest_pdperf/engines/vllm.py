@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pytest_pdperf.engines.base import Command, Instance, Programs
+from pytest_pdperf.engines.installed import version_of
 from pytest_pdperf.engines.ucx import UCX_ENV, UCX_READ_BACK
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import FlagValue, KvTransfer, Role, Topology
@@ -296,11 +297,7 @@ class Vllm:
 
     def version(self, programs: Programs) -> str:
         """Version of the engine's distribution, read beside the program; `unknown` when it cannot be told."""
-        program = programs.find("vllm")
-        if program is not None:
-            for info in sorted(program.parent.parent.glob("lib/python3*/site-packages/vllm-*.dist-info")):
-                return info.name.removeprefix("vllm-").removesuffix(".dist-info")
-        return "unknown"
+        return version_of(programs.find("vllm"), "vllm")
 
     def supported_prompts(self) -> frozenset[str]:
         """`/v1/completions` takes both; there is no `/generate`."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pytest_pdperf.engines.base import Command, Programs
 from pytest_pdperf.engines.installed import version_of
 from pytest_pdperf.routers.base import RouterInstance
-from pytest_pdperf.routers.gateway import counts_every_worker, launch_flags, missing, worker_flags
+from pytest_pdperf.routers.flags import missing
+from pytest_pdperf.routers.gateway import counts_every_worker, gateway_flags, worker_flags
 
 PROGRAM = "sglang-router"
 
@@ -30,7 +31,7 @@ class SglangRouter:
         """Command line and environment. Raises UsageProblem for args that the launcher decides."""
         program = programs.find(PROGRAM)
         argv = [str(program) if program else PROGRAM, "launch"]
-        argv += [*launch_flags(router), *worker_flags(router)]
+        argv += [*gateway_flags(router), *worker_flags(router)]
         return Command(tuple(argv), dict(router.spec.env))
 
     def ready_path(self, router: RouterInstance) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pytest_pdperf.engines.base import Command, Programs
 from pytest_pdperf.engines.installed import head_of, python_of, site_folders, version_of
 from pytest_pdperf.routers.base import RouterInstance
-from pytest_pdperf.routers.gateway import counts_every_worker, launch_flags, missing, worker_flags
+from pytest_pdperf.routers.flags import missing
+from pytest_pdperf.routers.gateway import counts_every_worker, gateway_flags, worker_flags
 from pytest_pdperf.spec.topology import FlagValue, Kind, Role
 
 PROGRAM = "smg"
@@ -36,7 +37,7 @@ class Smg:
 
     def command(self, router: RouterInstance, programs: Programs) -> Command:
         """Command line and environment. Raises UsageProblem for args that the launcher decides."""
-        launch = [*(start_of(programs) or (PROGRAM,)), "launch", *launch_flags(router, _OWN_DEFAULTS)]
+        launch = [*(start_of(programs) or (PROGRAM,)), "launch", *gateway_flags(router, _OWN_DEFAULTS)]
         env = dict(router.spec.env)
         if router.kind is not Kind.PD:
             return Command((*launch, *worker_flags(router)), env)

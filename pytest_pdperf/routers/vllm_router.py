@@ -7,48 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_pdperf.engines.base import Command, Programs
-from pytest_pdperf.engines.installed import head_of, python_of
-from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.engines.installed import head_of, python_of, version_of
 from pytest_pdperf.routers.base import RouterInstance
+from pytest_pdperf.routers.flags import launch_flags, missing
 from pytest_pdperf.spec.topology import FlagValue, Kind, Role
 
-_OWNED = frozenset(
-    {
-        "host",
-        "port",
-        "policy",
-        "prefill",
-        "decode",
-        "worker_urls",
-        "kv_connector",
-        "vllm_pd_disaggregation",
-        "prometheus_host",
-        "prometheus_port",
-    }
-)
-"""Flags that the launcher sets itself; in a topology's router args they are a mistake."""
+PROGRAM = "vllm-router"
+
+_OWNED = frozenset({"kv_connector", "vllm_pd_disaggregation"})
+"""Flags that the launcher sets itself, beside those of every router."""
+
+_DEFAULTS: Mapping[str, FlagValue] = {
+    "worker_startup_check_interval": 1,
+    # A second attempt would enter the latency of the first and hide its failure.
+    "disable_retries": True,
+}
+"""Flags that a topology may override."""
 
 _PAIR = re.compile(r"___prefill_addr_(?P<prefill>.+?)___decode_addr_(?P<decode>.+)_[0-9a-f]{32}(?![0-9a-f])")
-
 
 START = str(Path(__file__).with_name("vllm_router_start.py"))
 LAUNCHER = "from vllm_router.launch_router import main"
 """What the console script of the wheel does."""
-
-
-def _flags(args: Mapping[str, FlagValue]) -> list[str]:
-    out: list[str] = []
-    for key, value in args.items():
-        flag = "--" + key.replace("_", "-")
-        if value is None or value is False:
-            continue
-        if value is True:
-            out.append(flag)
-        elif isinstance(value, list):
-            out += [flag, *map(str, value)]
-        else:
-            out += [flag, str(value)]
-    return out
 
 
 def _counts(body: Mapping[str, object], key: str) -> tuple[int, int] | None:
@@ -66,29 +46,12 @@ class VllmRouter:
 
     def check(self, programs: Programs) -> None:
         """Raise UsageProblem when the program is missing."""
-        if programs.find("vllm-router") is None:
-            where = ", ".join(str(p) for p in programs.search) or "nowhere"
-            raise UsageProblem(
-                f"router 'vllm_router': no program vllm-router in {where}; "
-                "pip install 'pytest-pdperf[routers]', or --engine-env with an environment that has it"
-            )
+        if programs.find(PROGRAM) is None:
+            raise missing(self.name, PROGRAM, programs)
 
     def command(self, router: RouterInstance, programs: Programs) -> Command:
-        """Command line and environment.
-
-        Retries are off: a second attempt would enter the latency of the first and hide its failure.
-        Raises UsageProblem for args that the launcher decides, and for a connector the router does not speak.
-        """
-        wrong = sorted(_OWNED & {key.replace("-", "_") for key in router.spec.args})
-        if wrong:
-            raise UsageProblem(
-                f"router.args.{wrong[0]} is decided by the launcher; leave it out of the topology"
-            )
-        argv = [*start_of(programs.find("vllm-router")), "--host", router.host, "--port", str(router.port)]
-        argv += ["--policy", router.spec.policy]
-        argv += ["--prometheus-host", router.host, "--prometheus-port", str(router.metrics_port)]
-        defaults: dict[str, FlagValue] = {"worker_startup_check_interval": 1, "disable_retries": True}
-        argv += _flags(defaults | {k.replace("-", "_"): v for k, v in router.spec.args.items()})
+        """Command line and environment. Raises UsageProblem for args that the launcher decides."""
+        argv = [*start_of(programs.find(PROGRAM)), *launch_flags(router, _DEFAULTS, _OWNED)]
         if router.kind is Kind.PD:
             argv += self._pd_workers(router)
         else:
@@ -141,11 +104,7 @@ class VllmRouter:
 
     def version(self, programs: Programs) -> str:
         """Version of the installed distribution, `unknown` when it cannot be told."""
-        program = programs.find("vllm-router")
-        if program is not None:
-            for info in program.parent.parent.glob("lib/python3*/site-packages/vllm_router-*.dist-info"):
-                return info.name.removeprefix("vllm_router-").removesuffix(".dist-info")
-        return "unknown"
+        return version_of(programs.find(PROGRAM), PROGRAM)
 
 
 def start_of(program: Path | None) -> tuple[str, ...]:
@@ -155,7 +114,7 @@ def start_of(program: Path | None) -> tuple[str, ...]:
     """
     python = python_of(program) if program is not None else None
     if program is None or python is None or LAUNCHER not in head_of(program):
-        return (str(program) if program else "vllm-router",)
+        return (str(program) if program else PROGRAM,)
     return (str(python), START)
 
 

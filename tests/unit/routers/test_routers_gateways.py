@@ -10,7 +10,7 @@ import pytest
 from pytest_pdperf.engines.base import Instance, Ports, Programs
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.routers.base import Router, RouterInstance
-from pytest_pdperf.routers.gateway import switches
+from pytest_pdperf.routers.flags import switches
 from pytest_pdperf.routers.registry import get_router
 from pytest_pdperf.routers.sglang_router import ROUTER as SGLANG
 from pytest_pdperf.routers.smg import ROUTER as SMG
