@@ -51,6 +51,14 @@ class Inputs:
     expectations: tuple[Expectation, ...] = ()
     """Every claim of `expectations.yaml` about two topologies."""
 
+    @property
+    def simulated(self) -> bool:
+        """True when no number of this run is a measurement. Topology files name engines too, so the engines are asked.
+
+        Simulated and real engines never share a run.
+        """
+        return any(engine.simulated for engine in self.engines.values())
+
 
 def read_inputs(settings: Settings, root: Path) -> Inputs:
     """Read every file and option. Raises UsageProblem with place, value and way out."""

@@ -155,7 +155,7 @@ class Judging:
 
     def finish(self) -> list[str]:
         """Append history, update baselines if asked, and say old -> new for each change."""
-        if not self._settings.simulated:
+        if not self._inputs.simulated:
             self.store.append_history([self._history(cell) for cell in self.cells])
         outcomes = [
             Outcome(cell.key, cell.ref, cell.verdict, cell.stored)

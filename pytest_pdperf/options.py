@@ -257,11 +257,6 @@ class Settings:
         """True when the user asked for the performance suite."""
         return any(BY_NAME[name].starts_suite for name in self.given)
 
-    @property
-    def simulated(self) -> bool:
-        """True for `--engine sim` and `--engine sim-...`: the registry of engines keeps to such names."""
-        return str(self.values["engine"]).split("-")[0] == "sim"
-
 
 def resolve(command_line: Callable[[str], Any], ini: Callable[[str], Any]) -> Settings:
     """Apply the precedence command line, ini, default. Raises UsageProblem for a value that does not parse."""

@@ -63,7 +63,7 @@ class Session:
         """Effective settings, for the top of pytest's output."""
         inputs = self.inputs
         engines = ", ".join(sorted({engine.name for engine in inputs.engines.values()}))
-        simulated = " (SIMULATED)" if self.settings.simulated else ""
+        simulated = " (SIMULATED)" if inputs.simulated else ""
         names = ", ".join(topology.name for topology in inputs.topologies)
         shown = " ".join(
             f"{BY_NAME[name].flag}={self.settings[name]}"
@@ -300,7 +300,7 @@ class Session:
         return RunSummary(
             run_id=self.run_id,
             engine=", ".join(sorted({engine.name for engine in self.inputs.engines.values()})),
-            simulated=self.settings.simulated,
+            simulated=self.inputs.simulated,
             folder=self.folder,
             outcomes=tuple(outcomes),
             launches=tuple(self.bench.launch_lines),
