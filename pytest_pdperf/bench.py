@@ -304,8 +304,8 @@ class Bench:
             )
             blame_a_death(stack, records)
             seen = window.judge(records)
-        on_cpu = self._inputs.gpus is not None and self._inputs.gpus.cpu
-        result = summarise(records, cell, topology.name, shared_cores=on_cpu)
+        on_gpus = self._inputs.gpus is not None and not self._inputs.gpus.cpu
+        result = summarise(records, cell, topology.name, shared_cores=not on_gpus)
         evidence, invalid = seen.evidence, [*seen.problems, *foreign.reasons()]
         required = topology.kind is Kind.PD and self._settings["require_evidence"] == "yes"
         if required and evidence.status is not Status.PROVEN and not evidence.problems:

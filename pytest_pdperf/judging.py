@@ -112,7 +112,7 @@ class Judging:
             baseline=baseline,
             verdict=verdict,
             stored=_launch(result, record, f"{self._run_id}-{launch}", self._run_id, now, reason),
-            accepted=self._accepted(verdict.verdict, baseline is not None),
+            accepted=not result.inconclusive and self._accepted(verdict.verdict, baseline is not None),
         )
         self.cells.append(cell)
         return cell
@@ -158,7 +158,7 @@ class Judging:
         if not self._inputs.simulated:
             self.store.append_history([self._history(cell) for cell in self.cells])
         outcomes = [
-            Outcome(cell.key, cell.ref, cell.verdict, cell.stored)
+            Outcome(cell.key, cell.ref, cell.verdict, cell.stored, cell.result.inconclusive)
             for cell in self.cells
             if cell.stored is not None
         ]

@@ -55,6 +55,8 @@ class Outcome:
     ref: CellRef
     verdict: CellVerdict
     launch: Launch
+    doubts: tuple[str, ...] = ()
+    """Why its times are no measure of anything, though its requests were good: never to be a baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,8 @@ def _refusal(outcome: Outcome, old: Pin | None, now: datetime) -> str:
     if verdict in UNUSABLE:
         notes = next((row.note for row in outcome.verdict.rows if row.verdict in UNUSABLE), "")
         return f"{verdict}: {notes}"
+    if outcome.doubts:
+        return f"{Verdict.INCONCLUSIVE}: {outcome.doubts[0]}"
     if launch.date > now + CLOCK_SLACK:
         return f"the launch is dated {launch.date.isoformat()}, in the future: is a clock wrong?"
     if old is None:

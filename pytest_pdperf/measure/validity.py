@@ -25,8 +25,9 @@ KEPT_CONCURRENCY = 0.9
 """Mean requests in flight inside the steady window / clients, below which the client was the bottleneck."""
 SHORTEST_WALL_S = 0.05
 OUTLIER = 20.0
-MERGED_SHARE = 0.005
-"""Of the token events: beyond it merged segments can move a p99."""
+MERGED_SHARES = ((299, 0.005), (0, 0.025))
+"""(token events, share of them): beyond that share merged segments can move the highest percentile that is gated for so
+many events, the p99 from 299 on and the p95 below."""
 
 
 def invalid_reasons(cell: Cell, by_stream: Mapping[str, Sequence[RequestRecord]]) -> tuple[str, ...]:
@@ -62,7 +63,8 @@ def timing_reasons(
     if records.stamp_source != "kernel" and late is not None and late > bound:
         reasons.append(f"client lag p99 {late:.2f} ms over {bound:.2f} ms with user-space receive times")
     events = sum(len(r.event_ns) for r in measured)
-    if records.merged_segments > MERGED_SHARE * events:
+    share = next(share for least, share in MERGED_SHARES if events >= least)
+    if records.merged_segments > share * events:
         reasons.append(
             f"{records.merged_segments} segments for {events} events lost their own receive time: the client got too "
             "little CPU and the kernel merged them"

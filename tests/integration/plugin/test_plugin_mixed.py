@@ -11,6 +11,7 @@ import pytest
 
 from pytest_pdperf.measure.mixed import Gaps, Mixed, Rate
 from pytest_pdperf.spec.topology import Kind
+from tests.integration.plugin_runs import measured_run
 from tests.perf.test_mixed_load import stalls as stalls_of
 
 SUITE = Path(__file__).parents[2] / "perf"
@@ -64,7 +65,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     always = ["--engine", "sim", "--workload", "storm", "-p", "no:cacheprovider", "-rs", "-v"]
-    return project.runpytest_subprocess(*always, *arguments, timeout=240)
+    return measured_run(project, *always, *arguments, timeout=240)
 
 
 def cells(project: pytest.Pytester) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.integration.plugin_runs import measured_run
+
 SUITE = """
 import pytest
 
@@ -68,7 +70,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def run(project: pytest.Pytester, *arguments: str, topology: str = "one") -> pytest.RunResult:
     always = ["--engine", "sim", "--topology", topology, "--workload", "small", "-p", "no:cacheprovider"]
-    return project.runpytest_subprocess(*always, *arguments, timeout=180)
+    return measured_run(project, *always, *arguments, timeout=180)
 
 
 def started_by(run_folder: Path) -> list[psutil.Process]:

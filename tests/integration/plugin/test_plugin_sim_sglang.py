@@ -7,6 +7,7 @@ import pytest
 from pytest_pdperf.engines.registry import get_engine
 from pytest_pdperf.probing import exact_form
 from pytest_pdperf.routers.registry import get_router
+from tests.integration.plugin_runs import measured_run
 
 SUITE = """
 import pytest
@@ -38,7 +39,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     always = ["-m", "pd", "--engine", "sim-sglang", "--topology", "pair", "--workload", "small"]
-    return project.runpytest_subprocess(*always, "-p", "no:cacheprovider", *arguments, timeout=180)
+    return measured_run(project, *always, "-p", "no:cacheprovider", *arguments, timeout=180)
 
 
 def test_a_cell_is_measured_and_proven_on_generate(project: pytest.Pytester) -> None:

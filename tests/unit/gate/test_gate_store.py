@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -197,6 +198,15 @@ def test_the_same_launch_is_not_added_twice(root: Path) -> None:
     night.store(1000.0, 0)
     assert "already" in night.store(1000.0, 0).note
     assert night.values == [1000.0]
+
+
+def test_times_of_a_client_that_could_not_keep_up_are_never_stored(root: Path) -> None:
+    night = Night(root)
+    doubtful = replace(night.outcome(1000.0, 0), doubts=("the client got too little CPU",))
+    (change,) = BaselineStore(root, CATALOGUE).update([doubtful], Mode.CREATE, "", START)
+    assert change.action is Action.REFUSED
+    assert change.note == "INCONCLUSIVE: the client got too little CPU"
+    assert not night.values
 
 
 def test_a_clock_that_goes_backwards_is_refused(root: Path) -> None:
