@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from .load.target import Target
 from .measure.cell_result import CellResult
 from .measure.mixed import Mixed, compare_streams
 from .measure.summarise import summarise
+from .narrating import Narrator
 from .options import Settings
 from .probing import exact_form, greedy_by_every_way, prompt_vocabulary
 from .provenance import Hardware, LaunchRecord, hardware_of, launch_environment, record_of
@@ -42,9 +43,6 @@ from .stack.plan import LaunchPlan, check_model, plan_launch
 from .stack.ports import PortRegistry
 from .stack.processes import environment as child_environment
 from .watching import blame_a_death, watch_stack
-
-NARRATED_AFTER_S = 15.0
-"""A bring-up that takes longer tells its stages without -v."""
 
 MAX_BRING_UPS = 3
 """Of one launch: the first, and two more after a role died."""
@@ -79,9 +77,7 @@ class Measured:
 class Bench:
     """Owns every process of the run. All methods are called from pytest's main thread."""
 
-    def __init__(
-        self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, progress: Callable[..., None]
-    ) -> None:
+    def __init__(self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, tell: Narrator) -> None:
         self.devices: tuple[Device, ...] = ()
         self.launch_lines: list[str] = []
         self.problems: list[str] = []
@@ -89,7 +85,7 @@ class Bench:
         self._inputs = inputs
         self._run_id = run_id
         self._folder = folder
-        self._progress = progress
+        self._tell = tell
         self._placements: dict[str, Placement] = {}
         self._selected: tuple[TopologyLaunch, ...] = ()
         self._ports = PortRegistry()
@@ -107,7 +103,7 @@ class Bench:
         self._environment: Environment | None = None
         self._greedy: dict[int, dict[str, tuple[int, ...]]] = {}
         self._canaries = canaries_for(
-            inputs.gpus, off=settings["canary"] == "off", take=self._gpu_canary, say=progress
+            inputs.gpus, off=settings["canary"] == "off", take=self._gpu_canary, say=tell
         )
         self._bring_up_s: dict[str, float] = {}
 
@@ -184,7 +180,7 @@ class Bench:
                 self._stack.check()
                 return self._stack
             except RoleDied as death:
-                self._progress(
+                self._tell(
                     f"{self.launch.id}: {death.instance} {death.reason}; bringing the topology up again"
                 )
                 self.take_down()
@@ -193,30 +189,31 @@ class Bench:
                 f"{self.launch.id}: came up {MAX_BRING_UPS} times and did not stay up; giving up on it"
             )
         self._bring_ups += 1
-        self._progress(f"bringing up {self.launch.id}")
         started = time.monotonic()
-        self._canaries.before(self.launch.id)
-        self._started = True
-        self._stack = launch(
-            self._plan(self.launch),
-            deadline_s=self._settings["startup_timeout"],
-            progress=lambda text: self._progress(text, detail=time.monotonic() - started < NARRATED_AFTER_S),
-        )
-        self._environment = self._read_environment(self._stack)
-        self._watch = watch_stack(
-            self._stack,
-            self.launch.topology,
-            self._placements[self.launch.topology.name],
-            self._inventory,
-            lambda text: self._progress(f"{self.launch.id}: {text}", detail=True),
-        )
+        with self._tell.bringing_up(self.launch.id):
+            self._canaries.before(self.launch.id)
+            self._started = True
+            self._stack = launch(
+                self._plan(self.launch),
+                deadline_s=self._settings["startup_timeout"],
+                progress=self._tell.stage,
+                sleep=self._tell.sleep,
+            )
+            self._environment = self._read_environment(self._stack)
+            self._watch = watch_stack(
+                self._stack,
+                self.launch.topology,
+                self._placements[self.launch.topology.name],
+                self._inventory,
+                lambda text: self._tell(f"{self.launch.id}: {text}", detail=True),
+            )
         self._foreign = ForeignUse(
             self.devices, lambda: {below.proc.pid for below in procfs.descendants(os.getpid())}
         )
         self._bring_up_s[self.launch.topology.name] = time.monotonic() - started
         line = f"{self.launch.id} up in {time.monotonic() - started:.1f} s"
         self.launch_lines.append(line)
-        self._progress(line)
+        self._tell(line)
         return self._stack
 
     def take_down(self) -> None:
@@ -292,14 +289,16 @@ class Bench:
         def check() -> None:
             stack.check()
             foreign.look()
+            self._tell.tick()
 
-        with self._watch.cell() as window:
+        with self._tell.measuring(self.launch.id, cell.id), self._watch.cell() as window:
             records = run_cell(
                 self._target(stack),
                 cell,
                 seed=self._settings["workload_seed"],
                 salt=f"{self._run_id}/{self.launch.number}/{workload}/{cell.id}",
                 out_dir=self._folder / "records" / self.launch.id / cell.id,
+                on_progress=self._tell.progress,
                 check=check,
             )
             blame_a_death(stack, records)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,13 +20,17 @@ from .gpus.grammar import Device
 from .inputs import Inputs, read_inputs
 from .judging import JudgedCell, Judging
 from .measure.cell_result import CellResult
+from .narrating import Narrator
 from .options import BY_NAME, Settings
+from .report.earlier import earlier_durations
 from .report.outcomes import CellOutcome, RunSummary, load, save
 from .report.ttft_stage import circumstances, explain, usual_split, with_stage
 from .spec.topology import Topology
 from .spec.workload import Cell
-from .stack.estimate import Estimate, estimate
+from .stack.estimate import Estimate, Key, cell_s, estimate, start_up_s
+from .stack.eta import CellKey, Remaining
 from .stack.launch import Stack
+from .terminal_screen import PytestScreen
 
 ONLY_THIS_RUN = frozenset({"update_baselines", "baseline_reason", "plan", "compare", "resume"})
 """Options that a command to re-run one cell leaves out."""
@@ -44,6 +47,7 @@ class Session:
     bench: Bench
     judging: Judging
     confirming: Confirming
+    tell: Narrator
     worker: str
     """Name of the xdist worker, empty without xdist."""
 
@@ -115,12 +119,17 @@ class Session:
     def prepare(self, items: Sequence[pytest.Item]) -> None:
         """Check what the selected items need. Raises UsageProblem before anything starts."""
         launches: dict[str, TopologyLaunch] = {}
+        cells: dict[CellKey, tuple[TopologyLaunch, Cell]] = {}
         for number, item in enumerate(items):
             self._order[item.nodeid] = number
             callspec = getattr(item, "callspec", None)
-            launch = callspec.params.get("topology") if callspec else None
+            params = callspec.params if callspec else {}
+            launch, cell = params.get("topology"), params.get("cell")
             if isinstance(launch, TopologyLaunch):
                 launches.setdefault(launch.id, launch)
+                if isinstance(cell, Cell):
+                    cells[launch.id, cell.id] = (launch, cell)
+        self.tell.plan(tuple(cells), lambda: self._remaining(cells))
         self.bench.prepare(tuple(launches.values()))
         if launches:
             self.judging.prepare([launch.topology for launch in launches.values()], self.bench.hardware())
@@ -152,22 +161,31 @@ class Session:
 
     def _estimate(self) -> Estimate:
         """How long the selected launches may take: every cell on each, by the newest run that measured any of them."""
-        launches = [
-            (self.inputs.engines[launch.topology.name].name, launch.topology.name)
+        launches = [(self._engine(launch), launch.topology.name) for launch in self.bench.selected]
+        known, source = self._earlier()
+        return estimate(launches, self.inputs.workload.cells, known, source)
+
+    def _earlier(self) -> tuple[dict[Key, float], str]:
+        workload = self.inputs.workload
+        wanted = {
+            (self._engine(launch), launch.topology.name, cell.id)
             for launch in self.bench.selected
-        ]
-        cells = self.inputs.workload.cells
-        wanted = {(*launch, cell.id) for launch in launches for cell in cells}
-        for folder in sorted(self.folder.parent.glob("*/cells"), reverse=True):
-            outcomes = [o for o in load(folder)[0] if o.result.workload == self.inputs.workload.name]
-            known = {
-                (o.engine, o.topology, o.result.cell): o.result.wall_s
-                for o in outcomes
-                if o.result.wall_s is not None
-            }
-            if wanted & known.keys():
-                return estimate(launches, cells, known, folder.parent.name)
-        return estimate(launches, cells, {})
+            for cell in workload.cells
+        }
+        return earlier_durations(self.folder.parent, workload.name, wanted)
+
+    def _remaining(self, cells: Mapping[CellKey, tuple[TopologyLaunch, Cell]]) -> Remaining:
+        known, _ = self._earlier()
+        return Remaining(
+            {
+                key: cell_s(self._engine(launch), launch.topology.name, cell, known)
+                for key, (launch, cell) in cells.items()
+            },
+            {launch.id: start_up_s(self._engine(launch)) for launch, _ in cells.values()},
+        )
+
+    def _engine(self, launch: TopologyLaunch) -> str:
+        return self.inputs.engines[launch.topology.name].name
 
     # -- the fixtures' view --------------------------------------------------------------------------------
 
@@ -311,6 +329,7 @@ class Session:
     def _keep(self, outcome: CellOutcome) -> None:
         self._outcomes[(outcome.topology, outcome.result.cell, outcome.launch)] = outcome
         save(outcome, self.folder / "cells")
+        self.tell.judged(outcome.nodeid, outcome.verdict)
 
 
 def open_session(config: pytest.Config, settings: Settings) -> Session:
@@ -333,8 +352,8 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
         raise UsageProblem(f"--resume {run_id}: no such run in {folder.parent}{hint}")
     if not settings["plan"] and not config.option.collectonly:
         _make_folder(folder)
-    progress = _progress(config)
-    bench = Bench(settings=settings, inputs=inputs, run_id=run_id, folder=folder, progress=progress)
+    tell = Narrator(PytestScreen(config))
+    bench = Bench(settings=settings, inputs=inputs, run_id=run_id, folder=folder, tell=tell)
     judging = Judging(settings=settings, inputs=inputs, root=root, run_id=run_id)
     return Session(
         settings=settings,
@@ -343,7 +362,8 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
         folder=folder,
         bench=bench,
         judging=judging,
-        confirming=Confirming(settings, bench, judging, inputs.workload.name, progress),
+        confirming=Confirming(settings, bench, judging, inputs.workload.name, tell),
+        tell=tell,
         worker=str(workerinput.get("workerid", "")),
     )
 
@@ -367,23 +387,3 @@ def _make_folder(folder: Path) -> None:
         raise UsageProblem(
             f"--pdperf-results: cannot write to {folder}: {problem.strerror}; give another folder"
         ) from None
-
-
-def _progress(config: pytest.Config) -> Callable[..., None]:
-    """Where progress goes: pytest's own output, past its capture; details only under -v, nothing under -q."""
-
-    def show(text: str, detail: bool = False) -> None:
-        reporter = config.pluginmanager.get_plugin("terminalreporter")
-        capture = config.pluginmanager.get_plugin("capturemanager")
-        if (
-            reporter is None
-            or capture is None
-            or reporter.verbosity < (1 if detail else 0)
-            or os.environ.get("PYTEST_XDIST_WORKER")
-        ):
-            return
-        with capture.global_and_fixture_disabled():
-            reporter.ensure_newline()
-            reporter.write_line(f"pdperf: {text}")
-
-    return show

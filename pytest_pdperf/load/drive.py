@@ -13,10 +13,11 @@ from typing import Any
 from .bodies import body_of, http_request
 from .connection import Connection
 from .exchange import End, Exchange
-from .job import Job, Progress
+from .job import Job
 from .loop_probe import LoopProbe
 from .planned import Planned, StreamPlan
 from .pool import Pool
+from .progress import Gauge, Progress, ended_well
 from .segments import TICK_S, LoopWatch
 from .spool import Spool
 from .stamps import Stamping
@@ -78,6 +79,7 @@ class Drive:
         self._on_progress = on_progress
         self._probe = LoopProbe(loop, clock=clock) if job.target.tls else None
         self._watch = LoopWatch()
+        self._gauge = Gauge()
         self._pool = Pool(loop, job.target, self._finished, clock, self._loop_lag_ns, self._watch)
         self._busy: dict[Connection, tuple[Exchange, Traffic]] = {}
         self._traffic: list[Traffic] = []
@@ -170,6 +172,7 @@ class Drive:
 
     def _measure(self) -> None:
         self._phase = "measure"
+        self._gauge.restart()
         traffic = [
             Traffic(s.name, queue, [r.at_s for r in s.requests], s.concurrency, s.think_s)
             for s, queue in zip(self._job.streams, self._cold, strict=True)
@@ -277,7 +280,7 @@ class Drive:
 
     def _account(self, exchange: Exchange, stream: Traffic, again: Callable[[Traffic], None] | None) -> None:
         """Store a finished exchange; let its client go on unless it already has."""
-        bad = exchange.end not in (End.COMPLETE, End.DONE) or exchange.status != 200
+        bad = not ended_well(exchange)
         self._failed += bad
         if exchange.end in (End.TIMEOUT, End.CONNECT):
             self._dead_in_a_row += 1
@@ -287,6 +290,8 @@ class Drive:
             self._dead_in_a_row = 0
         self._spool.put(exchange)
         stream.done += 1
+        if not bad:
+            self._gauge.finished(exchange)
         if again is not None and stream.clients is not None:
             if stream.think_s and stream.next < len(stream.queue):
                 self._thinking += 1
@@ -325,6 +330,9 @@ class Drive:
                     in_flight=self._in_flight,
                     failed=self._failed,
                     elapsed_s=round(now - self._start_s, 3),
+                    tokens=self._gauge.tokens(exchange for exchange, _ in self._busy.values()),
+                    ttft_ms=self._gauge.ttft_ms(),
+                    itl_ms=self._gauge.itl_ms(),
                 )
             )
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)

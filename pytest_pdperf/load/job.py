@@ -1,11 +1,9 @@
-"""What the parent hands to the worker process, and what it gets to see while the worker runs."""
+"""What the parent hands to the worker process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -58,22 +56,3 @@ class Job:
             data["run_id"],
             tuple(data["cpus"]),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a running cell is; sent about twice a second."""
-
-    phase: str
-    """`connect`, `warm-up`, `measure` or `decode`."""
-    done: int
-    total: int
-    in_flight: int
-    failed: int
-    """Requests whose transport failed; what the bodies say is read only after the clock."""
-    elapsed_s: float
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Progress:
-        """Read one progress line of the worker."""
-        return cls(**data)

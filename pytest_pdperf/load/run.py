@@ -19,9 +19,10 @@ from pytest_pdperf.measure.records import CellRecords
 from pytest_pdperf.spec.workload import Cell
 
 from .bodies import headers_of
-from .job import PARENT, Job, Progress
+from .job import PARENT, Job
 from .plan import plan_cell
 from .planned import StreamPlan
+from .progress import Progress
 from .results import read_records
 from .target import Target
 

@@ -28,7 +28,8 @@ from pytest_pdperf.measure.records import RequestRecord
 from .bodies import headers_of
 from .decode import Expect, to_record
 from .drive import Drive, Outcome
-from .job import PARENT, Job, Progress
+from .job import PARENT, Job
+from .progress import Progress
 from .results import write_records
 from .run_signs import nagle_warning, settle_chat
 from .spool import Spool

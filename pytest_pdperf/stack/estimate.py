@@ -41,8 +41,8 @@ class Estimate:
         if self.known == self.cells:
             where = f"cells as in run {self.source}; start-up"
         return (
-            f"estimated time: {_minutes(self.start_up_s + self.cells_s)} ({self.bring_ups} bring-ups "
-            f"{_minutes(self.start_up_s)}, {self.cells} cells {_minutes(self.cells_s)}; {where} a rough guess)"
+            f"estimated time: {minutes(self.start_up_s + self.cells_s)} ({self.bring_ups} bring-ups "
+            f"{minutes(self.start_up_s)}, {self.cells} cells {minutes(self.cells_s)}; {where} a rough guess)"
         )
 
 
@@ -56,14 +56,24 @@ def estimate(
 
     `earlier` has the wall seconds of cells that the run `source` measured.
     """
-    start_up = sum(START_UP_S.get(engine, OTHER_START_UP_S) for engine, _ in launches)
+    start_up = sum(start_up_s(engine) for engine, _ in launches)
     total, known = 0.0, 0
     for engine, topology in launches:
         for cell in cells:
-            seconds = earlier.get((engine, topology, cell.id))
-            known += seconds is not None
-            total += CELL_EXTRA_S + (guess(cell) if seconds is None else seconds)
+            known += (engine, topology, cell.id) in earlier
+            total += cell_s(engine, topology, cell, earlier)
     return Estimate(start_up, total, len(launches), len(launches) * len(cells), known, source)
+
+
+def start_up_s(engine: str) -> float:
+    """Seconds of one bring-up with its tear-down, a guess."""
+    return START_UP_S.get(engine, OTHER_START_UP_S)
+
+
+def cell_s(engine: str, topology: str, cell: Cell, earlier: Mapping[Key, float]) -> float:
+    """Seconds of one cell with what belongs to it: as measured earlier, else guessed."""
+    seconds = earlier.get((engine, topology, cell.id))
+    return CELL_EXTRA_S + (guess(cell) if seconds is None else seconds)
 
 
 def guess(cell: Cell) -> float:
@@ -82,7 +92,8 @@ def _stream_s(stream: Stream) -> float:
     return stream.requests * one
 
 
-def _minutes(seconds: float) -> str:
+def minutes(seconds: float) -> str:
+    """A duration as one reads it: seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 2 * 3600 else f"{seconds / 3600:.1f} h"

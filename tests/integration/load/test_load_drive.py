@@ -14,7 +14,8 @@ import uvloop
 from pytest_pdperf.load.connection import Connection
 from pytest_pdperf.load.drive import Drive
 from pytest_pdperf.load.exchange import End, Exchange
-from pytest_pdperf.load.job import Job, Progress
+from pytest_pdperf.load.job import Job
+from pytest_pdperf.load.progress import Progress
 from pytest_pdperf.load.run_signs import nagle_warning
 from pytest_pdperf.load.spool import Spool
 from pytest_pdperf.load.stamps import Stamping
@@ -251,6 +252,9 @@ def test_progress_is_told(tmp_path: Path) -> None:
         loop.close()
     assert {p.phase for p in told} == {"connect", "measure"}
     assert told[-1].total == 12
+    for state in told:
+        assert state.tokens >= 16 * state.done
+        assert len(state.ttft_ms) == len(state.itl_ms) == state.done
     assert [p.done for p in told] == sorted(p.done for p in told)
 
 

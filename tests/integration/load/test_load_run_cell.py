@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from pytest_pdperf.errors import RoleDied, UsageProblem
-from pytest_pdperf.load.job import Progress
 from pytest_pdperf.load.plan import plan_cell
+from pytest_pdperf.load.progress import Progress
 from pytest_pdperf.load.run import LoadError, deadline_s, run_cell
 from pytest_pdperf.load.target import Target
 from pytest_pdperf.measure.records import CellRecords, Status
