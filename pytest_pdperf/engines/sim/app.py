@@ -15,7 +15,7 @@ import orjson
 from pytest_pdperf.spec.roles import Role
 
 from .answer import Answer, damaged
-from .faults import ROLES_OF_FAULT, Chance, Dice, Faults
+from .faults import CHANCES, ROLES_OF_FAULT, Chance, Dice, Faults
 from .http import Exchange
 from .kv_store import KvStore
 from .link import KvLink
@@ -64,6 +64,7 @@ class SimEngine:
         self._clock = clock
         profile = self._profile = settings.profile
         self.limits = Limits(settings.served_model, settings.max_model_len, profile.vocabulary)
+        self.dies_at = settings.faults.die_after_tokens
         self._random = Random(settings.seed)
         noise = Random(f"{settings.seed} noise")
         scheduler = StepScheduler(
@@ -85,11 +86,8 @@ class SimEngine:
             on_transfer=self._on_transfer,
         )
         self._dice = {
-            name: Dice(self._chance(name), Random(f"{settings.seed} {name}"))
-            for name in (
-                *("transfer_fail", "drop_transfer", "recompute", "corrupt", "leak"),
-                *("error_in_stream", "short_output"),
-            )
+            name: Dice(self._chance(settings.faults, name), Random(f"{settings.seed} {name}"))
+            for name in CHANCES
         }
         self.kv_store = KvStore(
             self.runner,
@@ -126,12 +124,22 @@ class SimEngine:
             )
         )
 
-    def _chance(self, fault: str) -> Chance:
-        chance = (
-            getattr(self.settings.faults, fault) if self.settings.role in ROLES_OF_FAULT[fault] else Chance()
-        )
+    def _chance(self, faults: Faults, fault: str) -> Chance:
+        chance = getattr(faults, fault) if self.settings.role in ROLES_OF_FAULT[fault] else Chance()
         assert isinstance(chance, Chance)
         return chance
+
+    def misbehave(self, faults: Faults) -> None:
+        """From now on break in this way and no other; counts and times of a fault begin here.
+
+        `slow_start` has no effect: the engine has started.
+        """
+        for name, dice in self._dice.items():
+            dice.load(self._chance(faults, name))
+        self.runner.scheduler.misbehave(faults, self._clock())
+        self.runner.slow_link(faults.link)
+        dies = faults.die_after_tokens
+        self.dies_at = None if dies is None else self.metrics.generation_tokens + dies
 
     def state(self) -> tuple[int, int, float]:
         """Running requests, waiting requests, share of the KV cache in use."""
@@ -383,9 +391,8 @@ class SimEngine:
         if later:
             m.inter_token.observe(step.end_s - step.start_s, later)
         m.iteration_tokens.observe(step.prefill_tokens + step.decoding)
-        dies = self.settings.faults.die_after_tokens
-        if dies is not None and before < dies <= m.generation_tokens:
-            self.log.error(f"simulated fault: die_after_tokens={dies} reached, exiting hard")
+        if self.dies_at is not None and before < self.dies_at <= m.generation_tokens:
+            self.log.error(f"simulated fault: die_after_tokens={self.dies_at} reached, exiting hard")
             # One round later, so that this step's tokens are on the wire.
             asyncio.get_running_loop().call_later(0.002, os._exit, 1)
 

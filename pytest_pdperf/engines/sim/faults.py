@@ -42,6 +42,11 @@ class Dice:
             return self._count % self._chance.every == 0
         return self._random.random() < self._chance.probability
 
+    def load(self, chance: Chance) -> None:
+        """From now on strike with this chance, counting occasions from here."""
+        self._chance = chance
+        self._count = 0
+
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
@@ -179,6 +184,9 @@ ROLES_OF_FAULT: Mapping[str, frozenset[Role]] = MappingProxyType(
     }
 )
 """Which roles a fault can act on: the one that owns the thing that breaks."""
+
+CHANCES = tuple(f.name for f in fields(Faults) if f.type == "Chance")
+"""Faults that strike request by request."""
 
 _PARSERS: Mapping[str, Callable[[str], object]] = MappingProxyType(
     {

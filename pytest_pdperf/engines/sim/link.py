@@ -23,6 +23,11 @@ class KvLink:
         self._queue: deque[tuple[object, float]] = deque()
         self._now = 0.0
 
+    def slow(self, factor: float, now: float) -> None:
+        """From `now` on the link has `factor` times its bandwidth."""
+        self._drain(now)
+        self._factor = factor
+
     @property
     def outstanding(self) -> int:
         """Transfers begun or waiting."""

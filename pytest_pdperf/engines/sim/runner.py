@@ -81,6 +81,13 @@ class Runner:
         self.link.cancel(key, self._clock())
         self._arm()
 
+    def slow_link(self, factor: float) -> None:
+        """Give the KV link `factor` times its bandwidth from now on."""
+        now = self._clock()
+        self._advance_link(now)
+        self.link.slow(factor, now)
+        self._arm()
+
     def wake(self) -> None:
         """Do everything that is due."""
         now = self._clock()

@@ -109,13 +109,9 @@ class StepScheduler:
         kv_blocks: int | None = None,
         started_s: float = 0.0,
     ) -> None:
-        faults = faults or Faults()
         self._profile = profile
         self._noise = noise
-        self._prefill_factor = faults.prefill
-        self._decode_factor = faults.decode_step
-        self._throttle = faults.throttle.factor
-        self._throttle_from_s = started_s + faults.throttle.after_s
+        self.misbehave(faults or Faults(), started_s)
         self.max_seqs = max_seqs or profile.max_seqs
         self.token_budget = token_budget or profile.token_budget
         self.kv_blocks = kv_blocks or profile.kv_blocks
@@ -250,6 +246,13 @@ class StepScheduler:
         length = self._decode_factor * self._profile.decode_s(len(self._running), self._context)
         bound = end + max(0, steps) * length * min(1.0, self._throttle)
         return max(end, min(bound, self._arrivals[0][0])) if self._arrivals else bound
+
+    def misbehave(self, faults: Faults, now: float) -> None:
+        """Steps that begin from `now` on have the lengths that these faults give them."""
+        self._prefill_factor = faults.prefill
+        self._decode_factor = faults.decode_step
+        self._throttle = faults.throttle.factor
+        self._throttle_from_s = now + faults.throttle.after_s
 
     # -- what the owner may look at
 

@@ -16,6 +16,7 @@ from pytest_pdperf.spec.roles import Role
 from .app import Settings, SimEngine
 from .faults import Faults
 from .http import Connection
+from .live import with_live_faults
 from .log import WINDOW_S, Log, Windows
 from .profile import VERSION, link_named, profile_named
 from .side_channel import SideChannelServer
@@ -101,13 +102,14 @@ async def serve(settings: Settings, port: int, log: Log) -> None:
     engine.runner.timer = make_timer(loop, engine.runner.wake)
     windows = Windows(log, engine.metrics, engine.state)
     connections: set[Connection] = set()
+    handle = with_live_faults(engine, log)
     if settings.role is Role.PREFILL:
         await loop.create_server(
             lambda: SideChannelServer(engine.kv_store.handle), settings.host, settings.side_channel_port
         )
     log.info(f"Starting vLLM server (simulated) on http://{settings.host}:{port}")
     await loop.create_server(
-        lambda: Connection(engine.handle, log.access, connections), settings.host, port, backlog=1024
+        lambda: Connection(handle, log.access, connections), settings.host, port, backlog=1024
     )
     gc.collect()
     gc.freeze()

@@ -15,6 +15,7 @@ from pytest_pdperf.spec.roles import Role
 
 from .app import Settings
 from .http import Connection
+from .live import with_live_faults
 from .log import Log
 from .profile import VERSION
 from .server import parse_arguments, settings_of
@@ -61,12 +62,13 @@ async def serve(settings: Settings, dialect: Dialect, port: int, log: Log) -> No
     engine = SglangEngine(settings, log, dialect=dialect)
     engine.runner.timer = make_timer(loop, engine.runner.wake)
     connections: set[Connection] = set()
+    handle = with_live_faults(engine, log)
     if settings.role is Role.PREFILL:
         bootstrap = settings.side_channel_port
         await loop.create_server(lambda: SideChannelServer(engine.rooms.handle), settings.host, bootstrap)
         log.info(f"CommonKVBootstrapServer started successfully on {settings.host}:{bootstrap} (simulated)")
     await loop.create_server(
-        lambda: Connection(engine.handle, log.access, connections), settings.host, port, backlog=1024
+        lambda: Connection(handle, log.access, connections), settings.host, port, backlog=1024
     )
     gc.collect()
     gc.freeze()

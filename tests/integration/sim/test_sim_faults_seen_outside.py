@@ -300,3 +300,36 @@ def test_a_port_in_use_is_named(opened: House, server: Process) -> None:
     twin = opened.start(argv, "twin", server.url)
     assert twin.popen.wait(60) == 1
     assert f"cannot listen on 127.0.0.1:{port}" in twin.text()
+
+
+def test_faults_come_and_go_in_an_engine_that_is_up(opened: House) -> None:
+    engine = opened.engine("server")
+
+    def become(text: str) -> httpx.Response:
+        return httpx.post(engine.url + "/simulator/faults", content=text, timeout=20, trust_env=False)
+
+    def mean_step() -> float:
+        before = engine.metrics()
+        stream(engine.url, body(prompt(110), 20))
+        after = engine.metrics()
+        name = "inter_token_latency_seconds"
+        return (after[f"{name}_sum"] - before[f"{name}_sum"]) / (
+            after[f"{name}_count"] - before[f"{name}_count"]
+        )
+
+    healthy = mean_step()
+    assert become("decode_step=3,short_output=every:2").json() == {"faults": ["decode_step", "short_output"]}
+    assert mean_step() / healthy == pytest.approx(3.0, rel=0.05)
+    assert stream(engine.url, body(prompt(111), 20)).finish == "stop", "occasions count from the change on"
+    assert become("throttle=2:0").status_code == 200
+    assert mean_step() / healthy == pytest.approx(2.0, rel=0.05)
+    refused = become("leek=1")
+    assert refused.status_code == 400
+    assert "did you mean 'leak'" in refused.text
+    assert httpx.get(engine.url + "/simulator/faults", timeout=20, trust_env=False).status_code == 405
+    assert become("").json() == {"faults": []}
+    assert mean_step() / healthy == pytest.approx(1.0, rel=0.05)
+    assert become("die_after_tokens=3").status_code == 200
+    with pytest.raises(httpx.RemoteProtocolError):
+        stream(engine.url, body(prompt(112), 50))
+    assert engine.popen.wait(15) == 1
