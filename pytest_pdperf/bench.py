@@ -63,6 +63,11 @@ class TopologyLaunch:
         name = self.topology.name if self.number == 1 else f"{self.topology.name}-launch{self.number}"
         return f"{name}-reference" if self.reference else name
 
+    def with_env(self, **env: str) -> TopologyLaunch:
+        """The same launch with more environment variables in every engine."""
+        topology = self.topology.model_copy(update={"env": {**self.topology.env, **env}})
+        return replace(self, topology=topology)
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:

@@ -17,7 +17,9 @@ SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 MARKERS = (
     "pd: a cell measured on a prefill/decode disaggregated topology",
     "aggregated: a cell measured on aggregated servers",
-    "pdperf_cells(streams): measure with a test: cells with one stream ('single'), several ('mixed'), or 'none'",
+    "fault: a disaggregated topology that is broken on purpose; no part of `-m pd`",
+    "pdperf_cells(streams): measure with a test: cells with one stream ('single'), several ('mixed'), or 'none'; "
+    "'fault': no cells, and only topologies of kind pd",
 )
 
 
@@ -79,16 +81,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if marker is None:
         return
     streams = marker.args[0] if marker.args else "single"
-    wanted = ["topology"] if streams == "none" else ["topology", "cell"]
+    wanted = ["topology"] if streams in ("none", "fault") else ["topology", "cell"]
     session = metafunc.config.stash.get(SESSION, None)
     if session is None:
-        marks = [pytest.mark.pd, pytest.mark.aggregated, pytest.mark.skip(reason=HOW_TO_RUN)]
+        kinds = [pytest.mark.fault] if streams == "fault" else [pytest.mark.pd, pytest.mark.aggregated]
+        marks = [*kinds, pytest.mark.skip(reason=HOW_TO_RUN)]
         metafunc.parametrize(
             wanted, [pytest.param(*[None] * len(wanted), marks=marks, id="not-asked-for")], indirect=True
         )
         return
     for name in wanted:
-        parameters = session.topology_parameters() if name == "topology" else session.cell_parameters(streams)
+        parameters = (
+            session.topology_parameters(streams) if name == "topology" else session.cell_parameters(streams)
+        )
         metafunc.parametrize(
             name, parameters, indirect=True, scope="session" if name == "topology" else "function"
         )
@@ -194,6 +199,12 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
     summary = pdperf.summary()
     write_summary(terminalreporter, summary)
+    if (pdperf.folder / "faults").is_dir():
+        from .breaking import lines
+
+        terminalreporter.section("faults")
+        for line in lines(pdperf.folder / "faults"):
+            terminalreporter.write_line(line)
     if summary.outcomes and pdperf.settings["compare"]:
         from .report.comparison import comparison_lines
 

@@ -25,7 +25,7 @@ from .options import BY_NAME, Settings
 from .report.earlier import earlier_durations
 from .report.outcomes import CellOutcome, RunSummary, load, save
 from .report.ttft_stage import circumstances, explain, usual_split, with_stage
-from .spec.topology import Topology
+from .spec.topology import Kind, Topology
 from .spec.workload import Cell
 from .stack.estimate import Estimate, Key, cell_s, estimate, start_up_s
 from .stack.eta import CellKey, Remaining
@@ -80,23 +80,31 @@ class Session:
             + (f"; {shown}" if shown else ""),
         ]
 
-    def topology_parameters(self) -> list[Any]:
-        """One pytest parameter a topology and launch, marked with the topology's kind."""
-        launches = range(1, self.settings["launches"] + 1)
+    def topology_parameters(self, streams: str) -> list[Any]:
+        """One pytest parameter a topology and launch, marked with the topology's kind.
+
+        `fault` wants PD topologies to break, once each, and marks them `fault` instead.
+        """
+        breaks = streams == "fault"
+        launches = range(1, 2 if breaks else self.settings["launches"] + 1)
+        topologies = [t for t in self.inputs.topologies if not breaks or t.kind is Kind.PD]
+        if not topologies:
+            reason = "--topology names no disaggregated topology, whose faults these are"
+            return [pytest.param(None, id="none", marks=[pytest.mark.fault, pytest.mark.skip(reason=reason)])]
         return [
             pytest.param(
-                TopologyLaunch(topology, number),
-                id=topology.name if number == 1 else f"{topology.name}-launch{number}",
-                marks=getattr(pytest.mark, topology.kind.value),
+                one := TopologyLaunch(topology, number),
+                id=one.id,
+                marks=pytest.mark.fault if breaks else getattr(pytest.mark, topology.kind.value),
             )
-            for topology in self.inputs.topologies
+            for topology in topologies
             for number in launches
         ]
 
     def cell_parameters(self, streams: str) -> list[Any]:
         """One pytest parameter a cell with one stream (`single`) or several (`mixed`)."""
         if streams not in ("single", "mixed"):
-            raise UsageProblem(f"pdperf_cells({streams!r}): want 'single', 'mixed' or 'none'")
+            raise UsageProblem(f"pdperf_cells({streams!r}): want 'single', 'mixed', 'none' or 'fault'")
         wanted = [
             cell for cell in self.inputs.workload.cells if (len(cell.streams) > 1) == (streams == "mixed")
         ]

@@ -173,6 +173,11 @@ class ManagedProcess:
             if s.state in "Tt"
         )
 
+    def kill(self) -> None:
+        """SIGKILL the child and what it started, as a crash would; `poll` then tells of it like of any other end."""
+        if self._child is not None:
+            procfs.send_all((s.proc for s in procfs.session_of(self._child)), signal.SIGKILL)
+
     def age_s(self) -> float:
         """Seconds since the start."""
         return self._clock() - self.started_at

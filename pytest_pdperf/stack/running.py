@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from pytest_pdperf.errors import RoleDied
+import httpx
+
+from pytest_pdperf.errors import BringUpError, RoleDied
 from pytest_pdperf.stack import pairs
+from pytest_pdperf.stack.greedy import client
 from pytest_pdperf.stack.hangs import HangWatch
 from pytest_pdperf.stack.logs import read_lines, tail
 from pytest_pdperf.stack.plan import LaunchPlan
@@ -19,6 +23,8 @@ GRACE_S = 10.0
 """Between SIGTERM and SIGKILL on a normal end."""
 FAILED_GRACE_S = 3.0
 """The same after a bring-up that failed."""
+RESTART_LOOK_S = 2.0
+"""Longest wait for one answer of an engine that comes up again."""
 
 
 class Stack:
@@ -99,6 +105,39 @@ class Stack:
             text = f"stopped answering for {worst.silent_s:.0f} s ({worst.what}){why}{also}"
             raise RoleDied(worst.instance, text, tail(self.processes[worst.instance].log))
 
+    def restart(
+        self,
+        id: str,
+        *,
+        deadline_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> float:
+        """Start an engine again on its own ports, after it has died; seconds until it serves the model.
+
+        The rest of the stack goes on. Raises BringUpError when it dies again or is not up at `deadline_s`.
+        """
+        began = clock()
+        old = self.processes[id]
+        old.stop(0.0)
+        number = len(list(self.plan.log_dir.glob(f"{id}-again-*.log"))) + 1
+        log = self.plan.log_dir / f"{id}-again-{number}.log"
+        cpus = self.plan.cpus.get(id, ())
+        process = ManagedProcess(id, old.command, log=log, run_id=self.plan.run_id, cpus=cpus)
+        self.processes[id] = process
+        url = self.role_urls[id]
+        with client(RESTART_LOOK_S) as http:
+            while not serves(http, url, self.model):
+                if process.poll() is not None:
+                    reason, detail = obituary(self.plan, process)
+                    raise BringUpError(f"{id}, started again, ended: {reason}", detail)
+                if clock() - began > deadline_s:
+                    raise BringUpError(
+                        f"{id}, started again, does not serve after {deadline_s:g} s", tail(log)
+                    )
+                sleep(0.1)
+        return clock() - began
+
     def close(self, grace_s: float = GRACE_S) -> tuple[str, ...]:
         """End every process, the router first; idempotent. Returns (and keeps) what could not be killed.
 
@@ -137,6 +176,16 @@ class Stack:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(GRACE_S if kind is None else FAILED_GRACE_S)
+
+
+def serves(http: httpx.Client, url: str, model: str) -> bool:
+    """Whether an engine is healthy and lists the model."""
+    try:
+        if http.get(url + "/health").status_code != 200:
+            return False
+        return any(m.get("id") == model for m in http.get(url + "/v1/models").json().get("data", ()))
+    except (httpx.HTTPError, ValueError, AttributeError, TypeError):
+        return False
 
 
 def obituary(plan: LaunchPlan, process: ManagedProcess) -> tuple[str, str]:

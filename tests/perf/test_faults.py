@@ -1,0 +1,204 @@
+"""Faults: break a running PD stack on purpose. Who is told what, who is not harmed, when does it serve again?
+
+Run them with `-m fault`; they are no part of `-m pd`. They measure no performance and store no baseline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from pytest_pdperf.breaking import FAULTS, Breaking, misbehave, nobodys_kv, speaks_nixl
+from pytest_pdperf.evidence.names import Quantity
+from pytest_pdperf.session import Session
+from pytest_pdperf.spec.topology import Role, Topology
+from pytest_pdperf.stack.launch import Stack
+from pytest_pdperf.stack.slow_net import NoSlowNet, own_network
+
+pytestmark = pytest.mark.pdperf_cells("fault")
+
+SLOWED_S = 1.0
+"""What the bytes of one request take on the slowed link."""
+RECOVERY_S = 180.0
+"""From a dead role's serving again to its router's using it again: a router may look once a minute."""
+
+Break = Callable[[Stack, str], Breaking]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spoilt(pdperf: Session) -> Iterator[None]:
+    """Nothing is measured on a stack that was broken: the next module gets a fresh one."""
+    yield
+    pdperf.take_down()
+
+
+@pytest.fixture
+def broken(pdperf: Session, record_property: Callable[[str, object], None]) -> Iterator[Break]:
+    """Begin to break a stack; at the end the report is kept, and what should not have happened fails the test."""
+    begun: list[Breaking] = []
+    with ExitStack() as open_ones:
+
+        def begin(stack: Stack, fault: str) -> Breaking:
+            breaking = open_ones.enter_context(Breaking(stack, fault))
+            begun.append(breaking)
+            return breaking
+
+        yield begin
+    for breaking in begun:
+        report = breaking.report
+        report.write(pdperf.folder / FAULTS)
+        for name in ("told_after_s", "restarted_s", "recovered_s", "drained_s"):
+            if (value := getattr(report, name)) is not None:
+                record_property(f"pdperf_{name}", value)
+
+
+def passed(breaking: Breaking) -> None:
+    """Fail with everything that should not have happened."""
+    report = breaking.report
+    if report.problems:
+        pytest.fail("\n".join([report.line(), *report.problems]), pytrace=False)
+
+
+def test_decode_dies_mid_stream(pdperf: Session, stack: Stack, broken: Break) -> None:
+    """Its streams break off visibly; the other replicas' streams come complete; it serves again after a restart."""
+    b = broken(stack, "decode dies")
+    victim = stack.plan.of_role(Role.DECODE)[0].id
+    flights = b.streams(4 * b.replicas)
+    hit = b.on(flights, victim)
+    others = [flight for flight in flights if flight not in hit]
+    assert hit, f"none of {len(flights)} streams is decoded on {victim}"
+    died = time.monotonic()
+    stack.processes[victim].kill()
+    b.told(hit, died)
+    assert not all(flight.complete for flight in hit), "every stream had ended before the engine died"
+    b.unharmed(others)
+    during = b.meanwhile(4 * b.replicas)
+    if b.replicas > 1 and not any(flight.complete for flight in during):
+        b.problem("no request reached the replicas that live")
+    _again(pdperf, b, victim)
+    passed(b)
+
+
+def test_prefill_dies(pdperf: Session, stack: Stack, broken: Break) -> None:
+    """Streams whose KV has arrived go on; what it had not finished is refused; it serves again after a restart."""
+    b = broken(stack, "prefill dies")
+    prefills = stack.plan.of_role(Role.PREFILL)
+    victim = prefills[0].id
+    decoding = b.streams(b.replicas)
+    waiting = b.prompts(8)
+    died = time.monotonic()
+    stack.processes[victim].kill()
+    b.told(waiting, died)
+    b.unharmed(decoding)
+    during = b.meanwhile(4)
+    if len(prefills) == 1 and any(flight.complete for flight in during):
+        b.problem("requests came complete without any prefill engine: who computed their prompts?")
+    _again(pdperf, b, victim)
+    passed(b)
+
+
+def _again(pdperf: Session, b: Breaking, victim: str) -> None:
+    b.report.restarted_s = b.stack.restart(victim, deadline_s=pdperf.settings["startup_timeout"])
+    b.recover(RECOVERY_S)
+    b.clean(fresh=[victim])
+
+
+def test_a_transfer_fails(stack: Stack, broken: Break) -> None:
+    """Each request whose KV is lost ends as an error and is counted; requests beside and after it come complete."""
+    plan = stack.plan
+    if not plan.engine.simulated and not speaks_nixl(plan):
+        pytest.skip(f"no way is known to make one transfer of {plan.engine.name} fail")
+    b = broken(stack, "transfers fail")
+    victim = plan.of_role(Role.DECODE)[0]
+    others = b.streams(b.replicas)
+    began = time.monotonic()
+    if plan.engine.simulated:
+        misbehave(victim, "transfer_fail=1")
+        flights = b.send(4 * b.replicas)
+        b.wait(lambda: all(flight.over for flight in flights), "requests end")
+        misbehave(victim, "")
+        hit = [flight for flight in flights if not flight.complete]
+        others += [flight for flight in flights if flight.complete]
+    else:
+        hit = b.send(4, url=victim.url, extra=nobodys_kv(plan.of_role(Role.PREFILL)[0]))
+    b.told(hit, began)
+    if not hit or any(flight.complete for flight in hit):
+        b.problem("requests came complete although their transfers fail")
+    b.unharmed(others)
+    failed = b.counted(Role.DECODE, Quantity.FAILED_TRANSFERS)
+    if failed is not None and failed < len(hit):
+        b.problem(f"{len(hit)} requests failed, the engines counted {failed:g} failed transfers")
+    b.recover()
+    b.clean()
+    passed(b)
+
+
+def test_a_client_leaves_in_prefill(stack: Stack, broken: Break) -> None:
+    """Prefill drops the prompts, nothing is left of them on either side, and running streams notice nothing."""
+    b = broken(stack, "client leaves in prefill")
+    others = b.streams(b.replicas)
+    prompts = b.prompts(8)
+    early = [flight for flight in prompts if not flight.seen]
+    b.leave(early)
+    assert early, "every prompt was through prefill before the client could leave"
+    left = time.monotonic()
+    b.told(early, left)
+    b.unharmed([*others, *(flight for flight in prompts if flight not in early)])
+    b.recover()
+    b.clean()
+    passed(b)
+
+
+def test_a_client_leaves_in_decode(stack: Stack, broken: Break) -> None:
+    """Decode stops and frees the blocks; the other streams of the same engines come complete."""
+    b = broken(stack, "client leaves in decode")
+    flights = b.streams(4 * b.replicas)
+    gone, others = flights[::2], flights[1::2]
+    b.leave(gone)
+    left = time.monotonic()
+    b.told(gone, left)
+    b.unharmed(others)
+    b.recover()
+    b.clean()
+    passed(b)
+
+
+def test_a_slow_link(pdperf: Session, topology: Topology, broken: Break) -> None:
+    """A link on which one request takes a second makes first tokens late and loses none; full speed brings them back.
+
+    The whole stack runs in a network namespace of its own, so that nothing else on the machine is slowed.
+    """
+    launch = pdperf.bench.launch
+    if launch.topology.env.get("UCX_TLS") is None and pdperf.settings["gpus"] not in (None, "cpu"):
+        pytest.skip("KV between GPUs of one machine does not cross the loopback that could be slowed")
+    with ExitStack() as exits:
+        pdperf.take_down()
+        try:
+            net = exits.enter_context(own_network())
+        except NoSlowNet as why:
+            pytest.skip(f"cannot slow a network down: {why}")
+        exits.callback(pdperf.begin_launch, launch)
+        # Shared memory would carry the KV past the network.
+        pdperf.begin_launch(launch.with_env(UCX_TLS="tcp,self"))
+        b = broken(pdperf.stack(), "slow link")
+        b.first_tokens(1)
+        crossed = net.carried()
+        fast = b.first_tokens(2 * b.replicas)
+        size = (net.carried() - crossed) / (2 * b.replicas)
+        b.report.how = net.slow(bits_per_s=8 * size / SLOWED_S, delay_ms=50)
+        slow = b.first_tokens(2 * b.replicas)
+        net.heal()
+        b.recover()
+        again = b.first_tokens(2 * b.replicas)
+        b.report.numbers = {"ttft_s": fast, "ttft_slow_s": slow, "ttft_after_s": again}
+        b.clean()
+        if not slow > 1.5 * fast:
+            b.problem(
+                f"the link was slowed ({b.report.how}), first tokens were not: {fast:.3f} s, {slow:.3f} s"
+            )
+        if not again < slow:
+            b.problem(f"first tokens stay late: {again:.3f} s after, {slow:.3f} s while the link was slow")
+    passed(b)
