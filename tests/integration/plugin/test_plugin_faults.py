@@ -1,0 +1,62 @@
+"""Fault tests as a user runs them, on simulated engines behind the real router."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).parents[2] / "perf"
+TOPOLOGY = """
+kind: pd
+roles:
+  prefill: {replicas: 1, args: {kv_lease_s: 1}}
+  decode: {replicas: 2}
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """The suite's own fault tests and one topology."""
+    shutil.copy(SUITE / "test_faults.py", pytester.path / "test_faults.py")
+    path = pytester.path / "fixtures" / "topologies" / "trio.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(TOPOLOGY)
+    return pytester
+
+
+def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    always = ["--engine", "sim", "--topology", "trio", "-p", "no:cacheprovider", "-rs"]
+    return project.runpytest_subprocess(*always, *arguments, timeout=280)
+
+
+@pytest.mark.timeout(300)
+def test_a_dead_decode_engine_is_reported_and_the_stack_serves_again(project: pytest.Pytester) -> None:
+    result = run(project, "-m", "fault", "-k", "decode_dies or transfer_fails")
+    assert result.parseoutcomes() == {"passed": 2, "deselected": 4}, result.stdout.str()
+    result.stdout.fnmatch_lines(["*decode dies on trio: * x *broken off after * tokens*recovered in*"])
+    (folder,) = (project.path / "pdperf-results").glob("*/faults")
+    dies = json.loads((folder / "trio-decode-dies.json").read_text())
+    assert sum(dies["told"].values()) == 4
+    assert dies["unharmed"] == 4
+    assert dies["meanwhile"]["complete"] == 4, "every second request reaches the replica that lives"
+    assert sum(dies["meanwhile"].values()) == 8
+    assert dies["problems"] == []
+    fails = json.loads((folder / "trio-transfers-fail.json").read_text())
+    assert [("error in the stream" in words, count) for words, count in fails["told"].items()] == [(True, 4)]
+
+
+def test_answers_that_are_short_and_end_well_fail_a_fault_test(project: pytest.Pytester) -> None:
+    result = run(project, "-m", "fault", "-k", "leaves_in_decode", "--sim-fault", "decode.short_output=every:2")
+    assert result.parseoutcomes()["failed"] == 1
+    result.stdout.fnmatch_lines(["*beside the fault: ended after * tokens as if all were well*"])
+
+
+def test_nobody_breaks_a_stack_by_asking_for_pd(project: pytest.Pytester) -> None:
+    result = run(project, "-m", "pd", "--collect-only", "-q")
+    assert result.parseoutcomes() == {"deselected": 6}
+    result = project.runpytest_subprocess("-m", "fault", "-p", "no:cacheprovider", "-rs", timeout=60)
+    assert result.parseoutcomes() == {"skipped": 6}
+    result.stdout.fnmatch_lines(["*performance suite: run it with*"])
