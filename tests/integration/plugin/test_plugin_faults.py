@@ -49,7 +49,9 @@ def test_a_dead_decode_engine_is_reported_and_the_stack_serves_again(project: py
 
 
 def test_answers_that_are_short_and_end_well_fail_a_fault_test(project: pytest.Pytester) -> None:
-    result = run(project, "-m", "fault", "-k", "leaves_in_decode", "--sim-fault", "decode.short_output=every:2")
+    result = run(
+        project, "-m", "fault", "-k", "leaves_in_decode", "--sim-fault", "decode.short_output=every:2"
+    )
     assert result.parseoutcomes()["failed"] == 1
     result.stdout.fnmatch_lines(["*beside the fault: ended after * tokens as if all were well*"])
 
