@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -26,6 +27,7 @@ from .gpus.lease import Lease, acquire
 from .gpus.nvml import read_inventory
 from .gpus.placement import Placement, place_all
 from .inputs import Inputs, without_faults
+from .load.processes import MOST, Processes, explain, processes_for
 from .load.run import run_cell
 from .load.target import Target
 from .measure.cell_result import CellResult
@@ -155,14 +157,20 @@ class Bench:
         return self._selected
 
     def describe(self) -> list[str]:
-        """Lines for `--plan`: placement, ports and commands of every selected launch."""
+        """Lines for `--plan`: placement, ports, commands and client of every selected launch."""
         lines: list[str] = []
         for launch_ in self._selected:
             lines += [f"topology {launch_.id}:", *self._placements[launch_.topology.name].explain()]
             plan = self._plan(launch_)
             lines += plan.describe()
+            lines += explain(self._inputs.workload.cells, partial(self._processes, plan=plan))
             plan.release()
         return lines
+
+    def _processes(self, cell: Cell, plan: LaunchPlan | None) -> Processes:
+        """Client processes for a cell on a launch; without one as many as it calls for."""
+        cores = MOST if plan is None else len(plan.client.cpus or os.sched_getaffinity(0))
+        return processes_for(cell, self._settings["client_processes"], cores)
 
     # -- one launch ----------------------------------------------------------------------------------------
 
@@ -267,11 +275,7 @@ class Bench:
             placement={
                 placed.instance: tuple(d.visible for d in placed.devices) for placed in placement.placed
             },
-            numa={
-                placed.instance: placed.numa_node
-                for placed in placement.placed
-                if placed.numa_node is not None
-            },
+            numa={one.instance: one.numa_node for one in placement.placed if one.numa_node is not None},
             model=self._inputs.model,
             served_model=self._inputs.served_model,
             programs=programs,
@@ -280,6 +284,7 @@ class Bench:
             ports=self._ports,
             extra_args=self._inputs.engine_args,
             role_args={role: args for role, args in role_args.items() if role in topology.roles},
+            client_processes=max(self._processes(cell, None).count for cell in self._inputs.workload.cells),
         )
 
     # -- one cell ------------------------------------------------------------------------------------------
@@ -305,6 +310,8 @@ class Bench:
                 out_dir=self._folder / "records" / self.launch.id / cell.id,
                 on_progress=self._tell.progress,
                 check=check,
+                cpus=stack.plan.client.cpus,
+                processes=self._processes(cell, stack.plan).count,
             )
             blame_a_death(stack, records)
             seen = window.judge(records)

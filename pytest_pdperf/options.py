@@ -84,6 +84,16 @@ def positive_count(text: str) -> int:
     return value
 
 
+def count_or_auto(text: str) -> int | None:
+    """A whole number from 1 to 64, or `auto`, which is None. Raises ValueError."""
+    if text == "auto":
+        return None
+    value = int(text)
+    if not 1 <= value <= 64:
+        raise ValueError("must be auto or a number from 1 to 64")
+    return value
+
+
 def two_topologies(text: str) -> tuple[str, str]:
     """`A:B` as a pair of different names. Raises ValueError."""
     first, separator, second = (part.strip() for part in text.partition(":"))
@@ -232,6 +242,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "launches", "bring every topology up this many times", metavar="N", default="1", parse=positive_count
+    ),
+    Option(
+        "client_processes",
+        "processes that the load client uses; auto: one, or as many as a cell's planned concurrency and rate call for",
+        metavar="N|auto",
+        default="auto",
+        parse=count_or_auto,
     ),
     Option("workload_seed", "seed of prompts and arrivals", metavar="N", default="0", parse=int),
     Option("plan", "print GPUs, ports, commands and cells, and start nothing", kind="flag", default=False),

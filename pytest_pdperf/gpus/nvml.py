@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import psutil
 
+from .cores import core_list
 from .inventory import Gpu, GpuProcess, Inventory, MigDevice
 
 MIB = 1 << 20
@@ -286,11 +287,4 @@ def _cpu_words() -> int:
 
 def _cpu_list(words: Any) -> str:
     """Words of an affinity mask as `0-3,8`."""
-    cpus = [w * 64 + b for w, word in enumerate(words or []) for b in range(64) if word >> b & 1]
-    runs: list[list[int]] = []
-    for cpu in cpus:
-        if runs and cpu == runs[-1][-1] + 1:
-            runs[-1].append(cpu)
-        else:
-            runs.append([cpu])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return core_list(w * 64 + b for w, word in enumerate(words or []) for b in range(64) if word >> b & 1)

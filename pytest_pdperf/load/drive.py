@@ -10,17 +10,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .bodies import body_of, http_request
 from .connection import Connection
 from .exchange import End, Exchange
 from .job import Job
 from .loop_probe import LoopProbe
-from .planned import Planned, StreamPlan
+from .planned import StreamPlan
 from .pool import Pool
+from .prepare import exchanges_of
 from .progress import Gauge, Progress, ended_well
 from .segments import TICK_S, LoopWatch
+from .shares import Share, Tickets, Turns
 from .spool import Spool
 from .stamps import Stamping
+from .traffic import Traffic
 
 SWEEP_S = 0.05
 PROGRESS_S = 0.5
@@ -31,26 +33,10 @@ SPIN_NS = 2_000_000
 
 
 @dataclass(slots=True)
-class Traffic:
-    """A stream while it is being driven."""
-
-    name: str
-    queue: Sequence[Exchange]
-    offsets: Sequence[float | None]
-    clients: int | None
-    """Closed loop with so many clients, None for an open loop."""
-    think_s: float = 0.0
-    next: int = 0
-    in_flight: int = 0
-    peak: int = 0
-    done: int = 0
-
-
-@dataclass(slots=True)
 class Outcome:
     """What a drive leaves behind besides the exchanges' stamps and the spool."""
 
-    exchanges: list[Exchange]
+    exchanges: list[Exchange] = field(default_factory=list)
     started_ns: int = 0
     ended_ns: int = 0
     max_in_flight: int = 0
@@ -59,8 +45,16 @@ class Outcome:
     warnings: list[str] = field(default_factory=list)
 
 
+Go = Callable[[int], None]
+"""Called with the moment (ns) at which the clock of the cell starts."""
+
+
 class Drive:
-    """Runs a job on an event loop: connect, warm up, measure."""
+    """Runs a job, or one process's share of it, on an event loop: connect, warm up, measure.
+
+    `hold` is called after the warm-up with what starts the clock, for processes that start together; without it the
+    clock starts at once. `stop_asked` is looked at all the time; see `stop`.
+    """
 
     def __init__(
         self,
@@ -71,11 +65,17 @@ class Drive:
         headers: tuple[tuple[str, str], ...] = (),
         on_progress: Callable[[Progress], None] | None = None,
         clock: Callable[[], int] = time.time_ns,
+        share: Share = Share(),  # noqa: B008 - frozen
+        hold: Callable[[Go], None] | None = None,
+        stop_asked: Callable[[], bool] = bool,
     ) -> None:
         self._loop = loop
         self._job = job
         self._spool = spool
         self._clock = clock
+        self._share = share
+        self._hold = hold
+        self._stop_asked = stop_asked
         self._on_progress = on_progress
         self._probe = LoopProbe(loop, clock=clock) if job.target.tls else None
         self._watch = LoopWatch()
@@ -88,45 +88,36 @@ class Drive:
         self._in_flight = 0
         self._failed = 0
         self._dead_in_a_row = 0
-        self._gave_up = False
+        self._gave_up = ""
+        self._stopped = False
         self._thinking = 0
         self._bug: BaseException | None = None
         self._start_s = 0.0
         self._start_cpu = 0.0
         self._sweeper: asyncio.TimerHandle | None = None
         self._ticker: asyncio.TimerHandle | None = None
+        self._warmed: list[Traffic] = []
         self._next_progress = 0.0
-        self._warm = [self._exchanges(s, s.warmups, headers, True) for s in job.streams]
-        self._cold = [self._exchanges(s, s.requests, headers, False) for s in job.streams]
-        self.outcome = Outcome([e for group in (*self._warm, *self._cold) for e in group])
+        dealt = 0
+        self._plans: list[tuple[StreamPlan, int | None]] = []
+        """Every stream with this process's clients of it."""
+        for stream in job.streams:
+            self._plans.append((stream, share.clients(stream, dealt)))
+            dealt += stream.concurrency or 0
+        self._warm = [
+            exchanges_of(job, s, share.dealt(len(s.warmups)), headers, warmup=True) for s in job.streams
+        ]
+        self._cold = [exchanges_of(job, s, self._positions(s, n), headers) for s, n in self._plans]
+        self.outcome = Outcome()
+
+    def _positions(self, stream: StreamPlan, clients: int | None) -> Sequence[int]:
+        """Measured requests that this process may have to send."""
+        if clients is None:
+            return self._share.dealt(len(stream.requests))
+        return range(len(stream.requests) if clients else 0)
 
     def _loop_lag_ns(self) -> int:
         return self._probe.lag_ns if self._probe is not None else 0
-
-    def _exchanges(
-        self,
-        stream: StreamPlan,
-        requests: Sequence[Planned],
-        headers: tuple[tuple[str, str], ...],
-        warmup: bool,
-    ) -> list[Exchange]:
-        target = self._job.target
-        made = []
-        for index, request in enumerate(requests):
-            request_id = f"{self._job.run_id}-{stream.name}-{'w' if warmup else ''}{index}"
-            payload = http_request(body_of(request, target), target, request_id, headers)
-            made.append(
-                Exchange(
-                    stream=stream.name,
-                    index=index,
-                    warmup=warmup,
-                    input_tokens=len(request.prompt),
-                    output_tokens=request.output_tokens,
-                    request_id=request_id,
-                    payload=payload,
-                )
-            )
-        return made
 
     # -- phases ------------------------------------------------------------------------------------
 
@@ -156,54 +147,105 @@ class Drive:
         self._bug = self._bug or context.get("exception") or RuntimeError(context.get("message"))
         loop.stop()
 
+    def stop(self) -> None:
+        """End early: open requests are recorded as they are, no further one is sent."""
+        self._stopped = True
+        for traffic in self._traffic:
+            traffic.dry = True
+        for connection in list(self._busy):
+            connection.expire("the run was stopped before the answer was whole")
+        if self._phase == "ready":
+            self._measure(self._clock())
+        self._check_over()
+
     def _wanted(self) -> int:
-        closed = sum(s.concurrency or 0 for s in self._job.streams)
-        spare = min(SPARE, sum(len(s.requests) for s in self._job.streams if s.concurrency is None))
-        return closed + spare
+        closed = sum(clients or 0 for _, clients in self._plans)
+        waiting = sum(
+            len(queue) for (_, clients), queue in zip(self._plans, self._cold, strict=True) if clients is None
+        )
+        return closed + min(SPARE, waiting)
 
     def _warm_up(self) -> None:
         self._phase = "warm-up"
         traffic = [
-            Traffic(s.name, queue, [None] * len(queue), min(len(queue), s.concurrency or 4))
-            for s, queue in zip(self._job.streams, self._warm, strict=True)
+            Traffic(s.name, queue, Turns(queue), min(len(queue), clients or 4))
+            for (s, clients), queue in zip(self._plans, self._warm, strict=True)
             if queue
         ]
-        self._drive(traffic, self._measure)
+        self._drive(traffic, self._ready)
 
-    def _measure(self) -> None:
+    def _ready(self) -> None:
+        """Warm; the connections are kept fresh until the clock starts."""
+        self._warmed = self._traffic
+        if self._hold is None or self._stopped:
+            self._measure(self._clock())
+            return
+        self._phase = "ready"
+        self._traffic = []
+        self._pool.spare = self._wanted()
+        self._tell(self._loop.time())
+        self._hold(self._start_at)
+
+    def _start_at(self, origin_ns: int) -> None:
+        """Let the clock start at `origin_ns`."""
+        if self._phase != "ready":
+            return
+        wait = origin_ns - self._clock()
+        if wait > SPIN_NS:
+            self._loop.call_later((wait - SPIN_NS) / 1e9, self._start_at, origin_ns)
+        elif wait > 0:
+            self._loop.call_soon(self._start_at, origin_ns)
+        else:
+            self._measure(origin_ns)
+
+    def _measure(self, origin_ns: int) -> None:
         self._phase = "measure"
         self._gauge.restart()
         traffic = [
-            Traffic(s.name, queue, [r.at_s for r in s.requests], s.concurrency, s.think_s)
-            for s, queue in zip(self._job.streams, self._cold, strict=True)
+            Traffic(
+                s.name,
+                queue,
+                Tickets(self._share.tickets[s.name])
+                if clients is not None and s.name in self._share.tickets
+                else Turns(queue),
+                clients,
+                [r.at_s for r in s.requests],
+                s.think_s,
+            )
+            for (s, clients), queue in zip(self._plans, self._cold, strict=True)
+            if queue
         ]
         self.outcome.max_in_flight = 0
         self._start_cpu = time.process_time()
-        self.outcome.started_ns = self._clock()
+        self.outcome.started_ns = origin_ns
         self._drive(traffic, self._end)
 
     def _end(self) -> None:
         self.outcome.ended_ns = self._clock()
         self.outcome.cpu_s = time.process_time() - self._start_cpu
         self.outcome.reached = {t.name: t.peak for t in self._traffic}
+        for phase in (self._warmed, self._traffic):
+            for traffic in phase:
+                tried = [e for e in traffic.taken if e.end is not End.OPEN]
+                self.outcome.exchanges += sorted(tried, key=lambda e: e.index)
         self._loop.stop()
 
     def _drive(self, traffic: list[Traffic], then: Callable[[], None]) -> None:
         self._traffic = traffic
         self._phase_over = then
-        if not traffic:
-            self._loop.call_soon(then)
-            return
+        for stream in traffic:
+            stream.dry = self._stopped
         self._set_spare()
         for stream in traffic:
             if stream.clients is None:
-                self._schedule(stream, self._clock())
+                self._schedule(stream, self.outcome.started_ns)
         for stream in traffic:
             for _ in range(stream.clients or 0):
                 self._next(stream)
+        self._check_over()
 
     def _set_spare(self) -> None:
-        open_loop = sum(len(t.queue) - t.next for t in self._traffic if t.clients is None)
+        open_loop = sum(t.left for t in self._traffic if t.clients is None)
         fresh = 0 if self._job.target.keep_alive else sum(t.clients or 0 for t in self._traffic)
         self._pool.spare = min(SPARE, open_loop) + self._thinking + fresh
 
@@ -212,35 +254,35 @@ class Drive:
     def _schedule(self, stream: Traffic, origin_ns: int) -> None:
         """Open loop: send what is due, then wait for the next."""
 
-        def due() -> None:
-            while stream.next < len(stream.queue):
-                due_ns = origin_ns + round((stream.offsets[stream.next] or 0.0) * 1e9)
+        def due(exchange: Exchange | None) -> None:
+            while exchange is not None and not self._stopped:
+                due_ns = origin_ns + round((stream.offsets[exchange.index] or 0.0) * 1e9)
                 wait = due_ns - self._clock()
                 if wait > 0:
                     if wait > SPIN_NS:
-                        self._loop.call_later((wait - SPIN_NS) / 1e9, due)
+                        self._loop.call_later((wait - SPIN_NS) / 1e9, due, exchange)
                     else:
-                        self._loop.call_soon(due)
+                        self._loop.call_soon(due, exchange)
                     return
-                exchange = stream.queue[stream.next]
                 exchange.due_ns = due_ns
-                stream.next += 1
                 self._start(exchange, stream)
+                exchange = stream.take()
             self._set_spare()
+            self._check_over()
 
-        due()
+        due(stream.take())
 
     def _next(self, stream: Traffic) -> None:
         """Closed loop: one client's next request."""
-        if stream.next < len(stream.queue):
-            exchange = stream.queue[stream.next]
-            stream.next += 1
+        exchange = stream.take()
+        if exchange is not None:
             self._start(exchange, stream)
+        else:
+            self._check_over()
 
     def _start(self, exchange: Exchange, stream: Traffic) -> None:
         if self._gave_up:
-            why = f"not sent: {self._dead_in_a_row} requests in a row timed out or found no connection"
-            self._loop.call_soon(self._not_sent, exchange, stream, End.NOT_SENT, why)
+            self._loop.call_soon(self._not_sent, exchange, stream, End.NOT_SENT, f"not sent: {self._gave_up}")
             return
 
         def ready(connection: Connection | None, error: str) -> None:
@@ -285,7 +327,8 @@ class Drive:
         if exchange.end in (End.TIMEOUT, End.CONNECT):
             self._dead_in_a_row += 1
             clients = sum(t.clients or SPARE for t in self._traffic)
-            self._gave_up = self._gave_up or self._dead_in_a_row >= max(4, 2 * clients)
+            if self._dead_in_a_row >= max(4, 2 * clients):
+                self._gave_up = f"{self._dead_in_a_row} requests in a row timed out or found no connection"
         elif not bad:
             self._dead_in_a_row = 0
         self._spool.put(exchange)
@@ -293,19 +336,25 @@ class Drive:
         if not bad:
             self._gauge.finished(exchange)
         if again is not None and stream.clients is not None:
-            if stream.think_s and stream.next < len(stream.queue):
+            if stream.think_s and (following := stream.take()) is not None:
                 self._thinking += 1
                 self._set_spare()
-                self._loop.call_later(stream.think_s, self._thought, stream)
-            else:
+                self._loop.call_later(stream.think_s, self._thought, following, stream)
+            elif not stream.think_s:
                 self._loop.call_soon(again, stream)
-        if all(t.done == len(t.queue) for t in self._traffic):
-            self._loop.call_soon(self._phase_over)
+        self._check_over()
 
-    def _thought(self, stream: Traffic) -> None:
+    def _thought(self, exchange: Exchange, stream: Traffic) -> None:
         self._thinking -= 1
-        self._next(stream)
-        self._set_spare()
+        if not self._stopped:
+            self._start(exchange, stream)
+            self._set_spare()
+
+    def _check_over(self) -> None:
+        """Go on to the next phase, once, when every stream is over."""
+        if all(t.over or (self._stopped and not t.in_flight) for t in self._traffic):
+            then, self._phase_over = self._phase_over, lambda: None
+            self._loop.call_soon(then)
 
     # -- housekeeping ------------------------------------------------------------------------------
 
@@ -314,19 +363,26 @@ class Drive:
         self._ticker = self._loop.call_later(TICK_S, self._tick)
 
     def _sweep(self) -> None:
+        if not self._stopped and self._stop_asked():
+            self.stop()
         now = self._loop.time()
         limit = self._clock() - round(self._job.timeout_s * 1e9)
         late = [c for c, (exchange, _) in self._busy.items() if 0 < exchange.sent_ns < limit]
         for connection in late:
             connection.expire(f"no complete answer within {self._job.timeout_s:g} s")
         self._pool.sweep(now)
-        if self._on_progress is not None and now >= self._next_progress:
-            self._next_progress = now + PROGRESS_S
+        if now >= self._next_progress:
+            self._tell(now)
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _tell(self, now: float) -> None:
+        self._next_progress = now + PROGRESS_S
+        if self._on_progress is not None:
             self._on_progress(
                 Progress(
                     phase=self._phase,
                     done=sum(t.done for t in self._traffic),
-                    total=sum(len(t.queue) for t in self._traffic),
+                    total=sum(len(t.taken) + t.left for t in self._traffic),
                     in_flight=self._in_flight,
                     failed=self._failed,
                     elapsed_s=round(now - self._start_s, 3),
@@ -335,4 +391,3 @@ class Drive:
                     itl_ms=self._gauge.itl_ms(),
                 )
             )
-        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import orjson
 
 from .planned import StreamPlan
+from .shares import Share
 from .target import Target
 
 PARENT = "PDPERF_WORKER_PARENT"
@@ -25,6 +27,10 @@ class Job:
     run_id: str
     cpus: tuple[int, ...] = ()
     """Cores to stay on; empty leaves placement to the kernel."""
+    processes: int = 1
+    """Client processes that drive it together."""
+    tickets: Mapping[str, int] = field(default_factory=dict)
+    """Closed-loop stream -> inherited descriptor of the requests that are left (`shares.Tickets`)."""
 
     @property
     def total(self) -> int:
@@ -41,6 +47,8 @@ class Job:
                     "timeout_s": self.timeout_s,
                     "run_id": self.run_id,
                     "cpus": self.cpus,
+                    "processes": self.processes,
+                    "tickets": dict(self.tickets),
                 }
             )
         )
@@ -55,4 +63,10 @@ class Job:
             data["timeout_s"],
             data["run_id"],
             tuple(data["cpus"]),
+            data["processes"],
+            data["tickets"],
         )
+
+    def share(self, number: int) -> Share:
+        """The part of the process with this number, counted from 0."""
+        return Share(number, self.processes, self.tickets)

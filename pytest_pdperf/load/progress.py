@@ -20,7 +20,7 @@ class Progress:
     """How far a running cell is; sent about twice a second. Its numbers are for watching, never for a result."""
 
     phase: str
-    """`connect`, `warm-up`, `measure` or `decode`."""
+    """`connect`, `warm-up`, `ready` (several processes wait for each other), `measure` or `decode`."""
     done: int
     total: int
     in_flight: int

@@ -27,6 +27,12 @@ def write_records(folder: Path, records: Iterable[RequestRecord], cell: dict[str
     (folder / "records.json").write_bytes(orjson.dumps({"cell": cell, "requests": rows}))
 
 
+def store_records(folder: Path, records: CellRecords) -> None:
+    """`write_records` for records that are in memory."""
+    cell = {f.name: getattr(records, f.name) for f in fields(CellRecords) if f.name != "requests"}
+    write_records(folder, records.requests, cell)
+
+
 def read_records(folder: Path) -> CellRecords:
     """Inverse of `write_records`. Raises OSError or ValueError when the result is not whole."""
     data = orjson.loads((folder / "records.json").read_bytes())

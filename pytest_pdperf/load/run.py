@@ -1,38 +1,34 @@
-"""Run a cell in its own process and bring its records back, or stop at once when the stack under it dies."""
+"""Run a cell in processes of its own and bring its records back, or stop at once when the stack under it dies."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import subprocess
-import sys
-import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import orjson
-
-from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.measure.records import CellRecords
 from pytest_pdperf.spec.workload import Cell
 
 from .bodies import headers_of
-from .job import PARENT, Job
+from .crew import LoadError, Worker, watch
+from .job import Job
+from .merge import merge
 from .plan import plan_cell
 from .planned import StreamPlan
 from .progress import Progress
-from .results import read_records
+from .results import read_records, store_records
+from .run_signs import settle_chat
+from .shares import Tickets
 from .target import Target
 
-POLL_S = 0.1
+__all__ = ["LoadError", "deadline_s", "run_cell"]
+
 SLACK_S = 60.0
 """Time beyond the requests' own deadlines: start of the process, connecting, decoding."""
-
-
-class LoadError(Exception):
-    """The load generator itself failed - not the server: no records, and nothing to compare."""
+RESULT = ("records.json", "stamps.bin")
 
 
 def run_cell(
@@ -45,44 +41,83 @@ def run_cell(
     on_progress: Callable[[Progress], None] | None = None,
     check: Callable[[], None] | None = None,
     cpus: tuple[int, ...] = (),
+    processes: int = 1,
 ) -> CellRecords:
     """One measured pass of a cell: warm-ups, then every request of every stream, one record each.
 
     `salt` names the run, never the topology. `check` is called about ten times a second; what it raises (a
-    role died) ends the worker at once and passes on. Raises UsageProblem before anything is sent (context
-    overflow, unset header variable, bad trace) and LoadError when the worker dies or outlives the deadline
+    role died) ends the workers at once and passes on. `cpus` are the cores of the client, empty for any. Several
+    `processes` share the cell's clients and schedules, start their clocks together and leave one merged record; there
+    must be no more of them than clients and open-loop requests. Raises UsageProblem before anything is sent (context
+    overflow, unset header variable, bad trace) and LoadError when a worker dies or outlives the deadline
     of the whole.
     """
     headers_of(target, os.environ)
     plans = plan_cell(cell, target, seed=seed, salt=salt)
-    job = Job(target, plans, cell.timeout_s, f"pdperf-{uuid.uuid4().hex[:12]}", cpus)
+    job = Job(target, plans, cell.timeout_s, f"pdperf-{uuid.uuid4().hex[:12]}", cpus, processes)
     out_dir.mkdir(parents=True, exist_ok=True)
-    job_file = out_dir / "job.json"
-    job.write(job_file)
-    for stale in ("records.json", "stamps.bin"):
+    for stale in RESULT:
         (out_dir / stale).unlink(missing_ok=True)
-    errors = out_dir / "worker.log"
-    with errors.open("wb") as log:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "pytest_pdperf.load.worker", str(job_file), str(out_dir)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, PARENT: str(os.getpid()), "PYTHONPATH": _import_path()},
-        )
+    with _piles(plans if processes > 1 else (), out_dir) as tickets:
+        job = replace(job, tickets=tickets)
+        job_file = out_dir / "job.json"
+        job.write(job_file)
+        workers: list[Worker] = []
+        try:
+            for number in range(processes):
+                folder = out_dir if processes == 1 else out_dir / f"process-{number + 1}"
+                name = "load worker" if processes == 1 else f"load worker {number + 1} of {processes}"
+                workers.append(Worker(job_file, folder, name, number, tuple(tickets.values())))
+            culprit = watch(workers, deadline_s(plans, cell.timeout_s), on_progress, check)
+        finally:
+            for worker in workers:
+                worker.kill()
+    if culprit is not None:
+        culprit.refuse()
+        raise LoadError(culprit.reason() + _kept(workers, culprit))
     try:
-        _watch(worker, deadline_s(plans, cell.timeout_s), on_progress, check)
-    finally:
-        _stop(worker)
-    if worker.returncode == 2:
-        raise UsageProblem(_last_line(errors))
-    if worker.returncode != 0:
-        raise LoadError(f"load worker ended with {_exit_text(worker.returncode)}: {_last_line(errors)}")
-    try:
-        return read_records(out_dir)
+        if processes == 1:
+            return read_records(out_dir)
+        return _merged(workers, job, out_dir)
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise LoadError(f"load worker left no whole result in {out_dir}: {problem}") from problem
+
+
+def _merged(workers: Sequence[Worker], job: Job, out_dir: Path) -> CellRecords:
+    """One result of all parts, stored in their place."""
+    records = merge([read_records(worker.folder) for worker in workers], job.streams)
+    if job.target.api == "chat":
+        records = replace(records, requests=tuple(settle_chat(records.requests)))
+    store_records(out_dir, records)
+    for worker in workers:
+        for name in RESULT:
+            (worker.folder / name).unlink()
+    return records
+
+
+def _kept(workers: Sequence[Worker], culprit: Worker) -> str:
+    """Where the other workers' measurements lie, once they were stopped."""
+    found = []
+    for worker in workers:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if worker is not culprit:
+                measured = sum(not r.warmup for r in read_records(worker.folder).requests)
+                found.append(f"{measured} requests in {worker.folder}")
+    return f"; what the others had measured is kept: {', '.join(found)}" if found else ""
+
+
+@contextlib.contextmanager
+def _piles(plans: Sequence[StreamPlan], folder: Path) -> Iterator[Mapping[str, int]]:
+    """A pile of tickets for every closed-loop stream."""
+    fds: dict[str, int] = {}
+    try:
+        for plan in plans:
+            if plan.concurrency is not None:
+                fds[plan.name] = Tickets.open(folder / "tickets", len(plan.requests))
+        yield fds
+    finally:
+        for fd in fds.values():
+            os.close(fd)
 
 
 def deadline_s(plans: tuple[StreamPlan, ...], timeout_s: float) -> float:
@@ -101,57 +136,3 @@ def deadline_s(plans: tuple[StreamPlan, ...], timeout_s: float) -> float:
         warm = -(-len(plan.warmups) // (plan.concurrency or 4)) * timeout_s
         longest = max(longest, warm + span)
     return longest + SLACK_S
-
-
-def _watch(
-    worker: subprocess.Popen[bytes],
-    deadline: float,
-    on_progress: Callable[[Progress], None] | None,
-    check: Callable[[], None] | None,
-) -> None:
-    assert worker.stdout is not None
-    os.set_blocking(worker.stdout.fileno(), False)
-    end = time.monotonic() + deadline
-    pending = b""
-    while True:
-        over = worker.poll() is not None
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(worker.stdout.fileno(), 65536):
-                pending += chunk
-        *lines, pending = pending.split(b"\n")
-        if on_progress is not None and lines:
-            on_progress(Progress.from_json(orjson.loads(lines[-1])))
-        if over:
-            return
-        if check is not None:
-            check()
-        if time.monotonic() > end:
-            raise LoadError(f"load worker did not end within {deadline:.0f} s and was killed")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.wait(POLL_S)
-
-
-def _stop(worker: subprocess.Popen[bytes]) -> None:
-    """Kill the worker's process group if it still runs, and reap it."""
-    if worker.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-    if worker.stdout is not None:
-        worker.stdout.close()
-
-
-def _import_path() -> str:
-    """PYTHONPATH that finds this very package, installed or not."""
-    root = str(Path(__file__).resolve().parents[2])
-    rest = os.environ.get("PYTHONPATH", "")
-    return f"{root}{os.pathsep}{rest}" if rest else root
-
-
-def _last_line(path: Path) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
-
-
-def _exit_text(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

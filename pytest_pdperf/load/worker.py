@@ -1,7 +1,9 @@
-"""The load generator's own process: `python -m pytest_pdperf.load.worker JOB OUT`.
+"""The load generator's own process: `python -m pytest_pdperf.load.worker JOB OUT [NUMBER]`.
 
 Apart from pytest, so that no collector, report or garbage collection of the parent delays a send or a read.
-Progress goes to stdout, one JSON a line; the result is left in OUT. Exit status 0, 2 for bad input.
+Progress goes to stdout, one JSON a line; the result is left in OUT. Exit status 0, 2 for bad input. Where several
+drive one job, NUMBER says which part is whose, and each waits, warm, for a line on stdin: the ns at which the clock
+starts. SIGTERM ends a run early: what was measured by then is stored, and the exit status is 3.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 
 import orjson
 import uvloop
 
 from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.gpus.cores import core_list
 from pytest_pdperf.measure.records import RequestRecord
 
 from .bodies import headers_of
 from .decode import Expect, to_record
-from .drive import Drive, Outcome
+from .drive import Drive, Go, Outcome
 from .job import PARENT, Job
 from .progress import Progress
 from .results import write_records
@@ -35,6 +40,8 @@ from .run_signs import nagle_warning, settle_chat
 from .spool import Spool
 
 CLOCK_STEP_NS = 1_000_000
+STOPPED = 3
+"""Exit status of a worker that was told to end early."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -44,9 +51,20 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def run_job(job: Job, out: Path, *, environ: dict[str, str], progress: int | None = None) -> None:
-    """Drive a job in this process and leave its records in `out`. `progress` is a file descriptor for JSON
-    lines.
+def run_job(
+    job: Job,
+    out: Path,
+    *,
+    environ: dict[str, str],
+    progress: int | None = None,
+    number: int = 0,
+    warnings: tuple[str, ...] = (),
+    stop_asked: Callable[[], bool] = bool,
+) -> None:
+    """Drive a job, or this process's share of it, and leave its records in `out`.
+
+    `progress` is a file descriptor for JSON lines; `warnings` are stored with the records; once `stop_asked` says so
+    the run ends early.
     """
     headers = headers_of(job.target, environ)
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
@@ -57,7 +75,16 @@ def run_job(job: Job, out: Path, *, environ: dict[str, str], progress: int | Non
                 os.write(progress, orjson.dumps(asdict(state)) + b"\n")
 
     with Spool(out / "bodies.spool") as spool:
-        drive = Drive(loop, job, spool, headers=headers, on_progress=tell)
+        drive = Drive(
+            loop,
+            job,
+            spool,
+            headers=headers,
+            on_progress=tell,
+            share=job.share(number),
+            hold=partial(wait_for_start, loop, 0) if job.processes > 1 else None,
+            stop_asked=stop_asked,
+        )
         before = time.time_ns() - time.monotonic_ns()
         gc.collect()
         gc.freeze()
@@ -68,11 +95,27 @@ def run_job(job: Job, out: Path, *, environ: dict[str, str], progress: int | Non
             gc.enable()
             gc.unfreeze()
             loop.close()
+        outcome.warnings += warnings
         step = time.time_ns() - time.monotonic_ns() - before
         if abs(step) > CLOCK_STEP_NS:
             outcome.warnings.append(f"the system clock was stepped by {step / 1e6:.1f} ms during the run")
         tell(Progress("decode", job.total, job.total, 0, 0, 0.0))
         _store(job, outcome, spool, out)
+
+
+def wait_for_start(loop: asyncio.AbstractEventLoop, fd: int, go: Go) -> None:
+    """Pass on the moment that the parent writes as one line when every process is ready."""
+    line = b""
+
+    def read() -> None:
+        nonlocal line
+        line += os.read(fd, 64)
+        if line.endswith(b"\n") or not line:
+            loop.remove_reader(fd)
+        if line.endswith(b"\n"):
+            go(int(line))
+
+    loop.add_reader(fd, read)
 
 
 def _store(job: Job, outcome: Outcome, spool: Spool, out: Path) -> None:
@@ -108,9 +151,23 @@ def _store(job: Job, outcome: Outcome, spool: Spool, out: Path) -> None:
             "reached_concurrency": outcome.reached,
             "client_cpu_s": outcome.cpu_s,
             "warnings": warnings,
+            "client_processes": job.processes,
+            "client_cores": core_list(job.cpus),
             "merged_segments": sum(e.merged for e in outcome.exchanges if not e.warmup),
         },
     )
+
+
+def pin(
+    cpus: tuple[int, ...], set_affinity: Callable[[int, tuple[int, ...]], None] = os.sched_setaffinity
+) -> tuple[str, ...]:
+    """Stay on these cores; none leaves it to the kernel. Returns a warning where that is refused."""
+    if cpus:
+        try:
+            set_affinity(0, cpus)
+        except OSError as problem:
+            return (f"the client could not be kept to its cores {core_list(cpus)}: {problem.strerror}",)
+    return ()
 
 
 def ask_for_cpu_first() -> None:
@@ -126,8 +183,8 @@ def ask_for_cpu_first() -> None:
 
 def main(argv: list[str]) -> int:
     """Entry point of the process."""
-    if len(argv) != 2:
-        print("usage: python -m pytest_pdperf.load.worker JOB OUT", file=sys.stderr)
+    if len(argv) not in (2, 3):
+        print("usage: python -m pytest_pdperf.load.worker JOB OUT [NUMBER]", file=sys.stderr)
         return 2
     parent = os.environ.get(PARENT)
     if parent:
@@ -135,15 +192,28 @@ def main(argv: list[str]) -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.set_blocking(1, False)  # a parent that does not read must not hold the clock
+    stopped = Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     try:
         job = Job.read(Path(argv[0]))
         ask_for_cpu_first()
-        if job.cpus:
-            os.sched_setaffinity(0, job.cpus)
-        run_job(job, Path(argv[1]), environ=dict(os.environ), progress=1)
+        number = int(argv[2]) if len(argv) > 2 else 0
+        unpinned = pin(job.cpus)
+        run_job(
+            replace(job, cpus=()) if unpinned else job,
+            Path(argv[1]),
+            environ=dict(os.environ),
+            progress=1,
+            number=number,
+            warnings=unpinned,
+            stop_asked=stopped.is_set,
+        )
     except UsageProblem as problem:
         print(problem, file=sys.stderr)
         return 2
+    if stopped.is_set():
+        print("stopped early; what was measured by then is stored", file=sys.stderr)
+        return STOPPED
     return 0
 
 

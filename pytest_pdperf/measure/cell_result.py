@@ -60,6 +60,9 @@ class CellResult:
     reached_concurrency: dict[str, int] = field(default_factory=dict)
     max_in_flight: int = 0
     client_cpu_s: float = 0.0
+    client_processes: int = 1
+    client_cores: str = ""
+    """CPUs that the client was kept to, as `0-3,8`; empty when it was left to the kernel."""
     invalid: tuple[str, ...] = ()
     """Reasons why no performance may be read from this cell; empty means valid."""
     inconclusive: tuple[str, ...] = ()

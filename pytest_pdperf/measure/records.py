@@ -82,3 +82,6 @@ class CellRecords:
     merged_segments: int = 0
     """Segments that a late client found merged by the kernel: their events' own receive times are lost."""
     warnings: tuple[str, ...] = ()
+    client_processes: int = 1
+    client_cores: str = ""
+    """CPUs that the client was kept to, as `0-3,8`; empty when it was left to the kernel."""

@@ -81,6 +81,8 @@ def summarise(records: CellRecords, cell: Cell, topology: str, *, shared_cores: 
         reached_concurrency=dict(records.reached_concurrency),
         max_in_flight=records.max_in_flight,
         client_cpu_s=records.client_cpu_s,
+        client_processes=records.client_processes,
+        client_cores=records.client_cores,
         invalid=invalid_reasons(cell, by_stream) + (() if shared_cores else doubts),
         inconclusive=doubts if shared_cores else (),
         warnings=(*records.warnings, *warnings_of(records, cell, by_stream, metrics)),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pytest_pdperf.engines.base import Command, Engine, Instance, Ports, Programs
 from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.gpus.cores import ClientCores, client_cores, parse_cores
 from pytest_pdperf.routers.base import Router, RouterInstance
 from pytest_pdperf.spec.topology import FlagValue, Kind, Role, RoleSpec, Topology
 from pytest_pdperf.stack.ports import PortLease, PortRegistry
@@ -38,8 +39,13 @@ class LaunchPlan:
     leases: tuple[PortLease, ...]
     warnings: tuple[str, ...] = ()
     """What may be a mistake and does not stop a launch, such as roles that differ in KV cache type."""
-    cpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Instance id -> CPUs of its NUMA node; ids without a preference are left out."""
+    client: ClientCores = field(default_factory=lambda: ClientCores((), {}, "not asked"))
+    """Where the load client runs, and which CPUs that leaves to each instance."""
+
+    @property
+    def cpus(self) -> Mapping[str, tuple[int, ...]]:
+        """Instance id -> CPUs of its NUMA node; ids without a preference are left out."""
+        return self.client.engines
 
     @property
     def url(self) -> str:
@@ -86,6 +92,7 @@ class LaunchPlan:
                 f"metrics {self.router_instance.metrics_port}"
             )
             lines += self._command_lines("router")
+        lines.append(f"  load client on {self.client.describe()}")
         return lines
 
     def _command_lines(self, id: str) -> list[str]:
@@ -116,13 +123,14 @@ def plan_launch(
     extra_args: Mapping[str, FlagValue] | None = None,
     role_args: Mapping[str, Mapping[str, FlagValue]] | None = None,
     numa: Mapping[str, int] | None = None,
+    client_processes: int = 1,
 ) -> LaunchPlan:
     """Turn a topology into command lines. Starts nothing; reserves ports, which the plan then holds.
 
     `placement` maps instance ids to device strings, `numa` to NUMA nodes. Arguments merge in the order
     engine_args, the role's args, `extra_args`, `role_args[role]`; later wins. `router=None` is for one
-    aggregated server alone. Raises UsageProblem for what is known to fail: missing programs and models,
-    wrong placement, ports in use.
+    aggregated server alone. `client_processes` is how many cores the load client would like. Raises UsageProblem for
+    what is known to fail: missing programs and models, wrong placement, ports in use.
     """
     if router is None and (topology.kind is Kind.PD or len(topology.instances) > 1):
         raise UsageProblem(f"{topology.name}: {len(topology.instances)} engines need a router in front")
@@ -178,7 +186,12 @@ def plan_launch(
         registry=ports,
         leases=tuple(taken),
         warnings=_mismatches(topology, instances),
-        cpus={id: found for id, found in cpus.items() if found},
+        client=client_cores(
+            {id: found for id, found in cpus.items() if found},
+            os.sched_getaffinity(0),
+            unbound=[i.id for i in instances if not cpus.get(i.id)],
+            wanted=client_processes,
+        ),
     )
 
 
@@ -209,12 +222,7 @@ def node_cpus(node: int | None, root: Path = Path("/sys/devices/system/node")) -
         text = (root / f"node{node}" / "cpulist").read_text().strip()
     except OSError:
         return ()
-    cpus: set[int] = set()
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        if low:
-            cpus.update(range(int(low), int(high or low) + 1))
-    return tuple(sorted(cpus & os.sched_getaffinity(0)))
+    return tuple(sorted(parse_cores(text) & os.sched_getaffinity(0)))
 
 
 def _fresh(folder: Path) -> Path:

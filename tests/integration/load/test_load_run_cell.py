@@ -59,7 +59,15 @@ def run(url: str, folder: Path, made: Cell, **more: Any) -> CellRecords:
 
 
 def workers() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "pytest_pdperf.load.worker" in p.cmdline()]
+    return [p for p in psutil.Process().children() if "pytest_pdperf.load.worker" in command(p)]
+
+
+def command(process: psutil.Process) -> list[str]:
+    """Its arguments; none when it has just ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return [""]
 
 
 def kill_workers() -> None:
@@ -215,4 +223,7 @@ def test_usage_of_the_worker() -> None:
     made = subprocess.run(
         [sys.executable, "-m", "pytest_pdperf.load.worker"], capture_output=True, text=True, check=False
     )
-    assert (made.returncode, made.stderr) == (2, "usage: python -m pytest_pdperf.load.worker JOB OUT\n")
+    assert (made.returncode, made.stderr) == (
+        2,
+        "usage: python -m pytest_pdperf.load.worker JOB OUT [NUMBER]\n",
+    )
