@@ -211,6 +211,7 @@ def main(argv: list[str]) -> int:
     except UsageProblem as problem:
         print(problem, file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all is stored: the exit status must say how it went
     if stopped.is_set():
         print("stopped early; what was measured by then is stored", file=sys.stderr)
         return STOPPED
