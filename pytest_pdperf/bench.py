@@ -1,11 +1,10 @@
-"""The measuring bench: one stack at a time, brought up, measured cell by cell, and taken down."""
+"""The bench that launches: one stack at a time, brought up on leased GPUs, and taken down until they are empty."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,91 +13,44 @@ import orjson
 from .engines.base import Command
 from .errors import RoleDied, TearDownError, UsageProblem
 from .evidence.canary import Canary, canaries_for, engine_python, gpu_canary
-from .evidence.cell_evidence import CellEvidence
-from .evidence.cell_window import StackWatch
 from .evidence.environment import Environment
-from .evidence.record import Status
 from .gpus.busy import check_idle
 from .gpus.emptied import memory_in_use, wait_emptied
 from .gpus.foreign import ForeignUse
-from .gpus.grammar import Device, resolve
+from .gpus.grammar import resolve
 from .gpus.inventory import Inventory
 from .gpus.lease import Lease, acquire
 from .gpus.nvml import read_inventory
 from .gpus.placement import Placement, place_all
 from .inputs import Inputs, without_faults
 from .load.processes import MOST, Processes, explain, processes_for
-from .load.run import run_cell
 from .load.target import Target
-from .measure.cell_result import CellResult
-from .measure.mixed import Mixed, compare_streams
-from .measure.summarise import summarise
+from .measuring import Measuring, TopologyLaunch
 from .narrating import Narrator
 from .options import Settings
 from .probing import exact_form, greedy_by_every_way, prompt_vocabulary
 from .provenance import Hardware, LaunchRecord, hardware_of, launch_environment, record_of
-from .spec.topology import Kind, Topology
 from .spec.workload import Cell
 from .stack import procfs
 from .stack.launch import Stack, launch
 from .stack.plan import LaunchPlan, check_model, plan_launch
 from .stack.ports import PortRegistry
 from .stack.processes import environment as child_environment
-from .watching import blame_a_death, watch_stack
+from .watching import watch_stack
 
 MAX_BRING_UPS = 3
 """Of one launch: the first, and two more after a role died."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyLaunch:
-    """One bring-up of a topology: the unit of statistical replication."""
-
-    topology: Topology
-    number: int
-    reference: bool = False
-    """Of the `--reference` build instead of the one under test."""
-
-    @property
-    def id(self) -> str:
-        """Name of the launch in folders and messages."""
-        name = self.topology.name if self.number == 1 else f"{self.topology.name}-launch{self.number}"
-        return f"{name}-reference" if self.reference else name
-
-    def with_env(self, **env: str) -> TopologyLaunch:
-        """The same launch with more environment variables in every engine."""
-        topology = self.topology.model_copy(update={"env": {**self.topology.env, **env}})
-        return replace(self, topology=topology)
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One run of one cell: its numbers and what the servers say about them."""
-
-    result: CellResult
-    seen: CellEvidence
-    mixed: Mixed | None = None
-    """How the streams of a mixed cell met; None for cells with one stream."""
-
-
-class Bench:
+class Bench(Measuring):
     """Owns every process of the run. All methods are called from pytest's main thread."""
 
     def __init__(self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, tell: Narrator) -> None:
-        self.devices: tuple[Device, ...] = ()
-        self.launch_lines: list[str] = []
-        self.problems: list[str] = []
-        self._settings = settings
-        self._inputs = inputs
-        self._run_id = run_id
-        self._folder = folder
-        self._tell = tell
+        super().__init__(settings, inputs, run_id, folder, tell)
         self._placements: dict[str, Placement] = {}
-        self._selected: tuple[TopologyLaunch, ...] = ()
         self._ports = PortRegistry()
         self._inventory = Inventory()
         self._lease: Lease | None = None
-        self._launch: TopologyLaunch | None = None
         self._stack: Stack | None = None
         self._bring_ups = 0
         self._memory_before: dict[str, int] = {}
@@ -106,13 +58,11 @@ class Bench:
         self._started = False
         """Something was started since the GPUs were last seen empty."""
         self._foreign: ForeignUse | None = None
-        self._watch: StackWatch | None = None
         self._environment: Environment | None = None
         self._greedy: dict[int, dict[str, tuple[int, ...]]] = {}
         self._canaries = canaries_for(
             inputs.gpus, off=settings["canary"] == "off", take=self._gpu_canary, say=tell
         )
-        self._bring_up_s: dict[str, float] = {}
 
     # -- before anything starts ----------------------------------------------------------------------------
 
@@ -151,11 +101,6 @@ class Bench:
         check_idle(self.devices, self._inventory)
         self._memory_before = memory_in_use(self.devices, self._inventory)
 
-    @property
-    def selected(self) -> tuple[TopologyLaunch, ...]:
-        """The launches that `prepare` was given."""
-        return self._selected
-
     def describe(self) -> list[str]:
         """Lines for `--plan`: placement, ports, commands and client of every selected launch."""
         lines: list[str] = []
@@ -174,16 +119,9 @@ class Bench:
 
     # -- one launch ----------------------------------------------------------------------------------------
 
-    @property
-    def launch(self) -> TopologyLaunch:
-        """The current launch."""
-        assert self._launch is not None, "no topology has begun"
-        return self._launch
-
     def begin(self, launch_: TopologyLaunch) -> None:
         """Make a launch the current one. Nothing starts yet."""
-        self.take_down()
-        self._launch = launch_
+        super().begin(launch_)
         self._bring_ups = 0
 
     def stack(self) -> Stack:
@@ -244,13 +182,6 @@ class Bench:
         if stack is not None:
             self._canaries.after(self.launch.id)
 
-    def drop(self) -> None:
-        """The same where nobody could take the error: what is left becomes a problem of the run's summary."""
-        try:
-            self.take_down()
-        except TearDownError as left:
-            self.problems += str(left).splitlines()
-
     def close(self) -> None:
         """Stop everything and give ports and devices back; safe to call more than once."""
         self._canaries.stop()
@@ -289,55 +220,25 @@ class Bench:
 
     # -- one cell ------------------------------------------------------------------------------------------
 
-    def measure(self, cell: Cell, workload: str) -> Measured:
-        """Run a cell with evidence around it. Raises RoleDied at once when a process of the stack ends."""
-        stack = self.stack()
-        topology = self.launch.topology
-        foreign = self._foreign
-        assert self._watch is not None and foreign is not None, "a stack that nobody watches"
+    def _check(self) -> None:
+        assert self._stack is not None and self._foreign is not None, "a stack that nobody watches"
+        self._stack.check()
+        self._foreign.look()
 
-        def check() -> None:
-            stack.check()
-            foreign.look()
-            self._tell.tick()
+    def _disturbances(self) -> tuple[str, ...]:
+        assert self._foreign is not None, "a stack that nobody watches"
+        return self._foreign.reasons()
 
-        with self._tell.measuring(self.launch.id, cell.id), self._watch.cell() as window:
-            records = run_cell(
-                self._target(stack),
-                cell,
-                seed=self._settings["workload_seed"],
-                salt=f"{self._run_id}/{self.launch.number}/{workload}/{cell.id}",
-                out_dir=self._folder / "records" / self.launch.id / cell.id,
-                on_progress=self._tell.progress,
-                check=check,
-                cpus=stack.plan.client.cpus,
-                processes=self._processes(cell, stack.plan).count,
-            )
-            blame_a_death(stack, records)
-            seen = window.judge(records)
-        on_gpus = self._inputs.gpus is not None and not self._inputs.gpus.cpu
-        result = summarise(records, cell, topology.name, shared_cores=not on_gpus)
-        evidence, invalid = seen.evidence, [*seen.problems, *foreign.reasons()]
-        required = topology.kind is Kind.PD and self._settings["require_evidence"] == "yes"
-        if required and evidence.status is not Status.PROVEN and not evidence.problems:
-            invalid += [
-                f"evidence: {evidence.summary}",
-                *(f"evidence: {reason}" for reason in evidence.reasons),
-            ]
-        result = replace(
-            result,
-            invalid=(*result.invalid, *invalid),
-            warnings=(*result.warnings, *seen.warnings),
-        )
-        return Measured(result, seen, compare_streams(records, cell))
+    def _client(self, cell: Cell) -> tuple[tuple[int, ...], int]:
+        assert self._stack is not None, "nothing is up"
+        return self._stack.plan.client.cpus, self._processes(cell, self._stack.plan).count
 
-    def measure_cell(self, cell_id: str, workload: str) -> CellResult:
-        """Run a cell of the workload by its id, for a fresh launch that no test item stands for."""
-        cell = next(cell for cell in self._inputs.workload.cells if cell.id == cell_id)
-        return self.measure(cell, workload).result
+    def _shared_cores(self) -> bool:
+        return self._inputs.gpus is None or self._inputs.gpus.cpu
 
-    def _target(self, stack: Stack) -> Target:
-        topology = self.launch.topology
+    def _target(self) -> Target:
+        stack, topology = self._stack, self.launch.topology
+        assert stack is not None, "nothing is up"
         limit = self._inputs.engine_args.get("max_model_len", topology.engine_args.get("max_model_len"))
         return Target(
             url=stack.url,
@@ -347,12 +248,12 @@ class Bench:
             max_context=limit if isinstance(limit, int) else None,
         )
 
-    def greedy_answers(self, stack: Stack, length: int, count: int) -> dict[str, tuple[int, ...]]:
+    def greedy_answers(self, length: int, count: int) -> dict[str, tuple[int, ...]]:
         """Greedy tokens of one fixed prompt: through the router, without it, and from earlier stacks.
 
         Without it means from each engine alone, or, where a role cannot serve alone (SGLang), from each pair directly.
         """
-        answers = greedy_by_every_way(stack, length, count)
+        answers = greedy_by_every_way(self.stack(), length, count)
         earlier = self._greedy.setdefault(length, {})
         answers |= {place: tokens for place, tokens in earlier.items() if place != self.launch.id}
         earlier[self.launch.id] = answers["through the router"]
@@ -372,10 +273,6 @@ class Bench:
     def surroundings(self, launch_id: str) -> Mapping[str, str]:
         """What a launch's canaries said of the machine; empty for a launch of another run."""
         return self._canaries.of(launch_id)
-
-    def bring_up_s(self, topology: str) -> float | None:
-        """How long the topology's latest bring-up took in seconds, its canary included; None before the first."""
-        return self._bring_up_s.get(topology)
 
     def _gpu_canary(self) -> Canary:
         """Of all leased GPUs, with the torch that the engine uses."""

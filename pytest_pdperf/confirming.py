@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from .bench import TopologyLaunch
 from .errors import BringUpError, RoleDied, UsageProblem
 from .evidence.canary import differences
 from .gate.adapter import readings_of
@@ -27,6 +26,7 @@ from .gate.statistics import Pooled, log_score
 from .gate.verdict import CellVerdict, Verdict, worst
 from .judging import JudgedCell, Judging
 from .measure.cell_result import CellResult
+from .measuring import TopologyLaunch
 from .options import Settings
 
 FRESH = 1000

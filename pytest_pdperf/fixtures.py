@@ -10,15 +10,15 @@ import pytest
 from .options import HOW_TO_RUN
 
 if TYPE_CHECKING:
-    from .bench import Measured
     from .evidence.cell_evidence import CellEvidence
     from .gpus.grammar import Device
     from .measure.cell_result import CellResult
     from .measure.mixed import Mixed
+    from .measuring import Measured
     from .session import Session
     from .spec.topology import Topology
     from .spec.workload import Cell
-    from .stack.launch import Stack
+    from .stack.running import Serving
 
 SESSION: pytest.StashKey[Session] = pytest.StashKey()
 """Where a measuring run keeps its state; absent when the suite was not asked for."""
@@ -101,14 +101,14 @@ def cell(request: pytest.FixtureRequest) -> Cell:
 
 
 @pytest.fixture
-def stack(pdperf: Session, topology: Topology) -> Stack:
+def stack(pdperf: Session, topology: Topology) -> Serving:
     """The topology, up and warm. Shared by its cells; brought up again after a role died."""
     return pdperf.stack()
 
 
 @pytest.fixture
 def measure(
-    pdperf: Session, request: pytest.FixtureRequest, topology: Topology, stack: Stack, cell: Cell
+    pdperf: Session, request: pytest.FixtureRequest, topology: Topology, stack: Serving, cell: Cell
 ) -> Measure:
     """Callable that measures the cell and returns its result."""
     return Measure(pdperf, request.node, topology, cell)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .bench import Bench, Measured, TopologyLaunch
+from .bench import Bench
 from .confirming import Confirming
 from .errors import UsageProblem
 from .gate.paired import Expectation
@@ -20,6 +20,7 @@ from .gpus.grammar import Device
 from .inputs import Inputs, read_inputs
 from .judging import JudgedCell, Judging
 from .measure.cell_result import CellResult
+from .measuring import Measured, Measuring, TopologyLaunch
 from .narrating import Narrator
 from .options import BY_NAME, Settings
 from .report.earlier import earlier_durations
@@ -29,7 +30,7 @@ from .spec.topology import Kind, Topology
 from .spec.workload import Cell
 from .stack.estimate import Estimate, Key, cell_s, estimate, start_up_s
 from .stack.eta import CellKey, Remaining
-from .stack.launch import Stack
+from .stack.running import Serving
 from .terminal_screen import PytestScreen
 
 ONLY_THIS_RUN = frozenset({"update_baselines", "baseline_reason", "plan", "compare", "resume"})
@@ -44,7 +45,7 @@ class Session:
     inputs: Inputs
     run_id: str
     folder: Path
-    bench: Bench
+    bench: Measuring
     judging: Judging
     confirming: Confirming
     tell: Narrator
@@ -206,7 +207,7 @@ class Session:
         """Make `launch` the current one; it comes up when its first test asks for the stack."""
         self.bench.begin(launch)
 
-    def stack(self) -> Stack:
+    def stack(self) -> Serving:
         """The current launch's stack, brought up if need be. Raises BringUpError."""
         return self.bench.stack()
 
@@ -279,9 +280,9 @@ class Session:
         rerun = self.rerun(self._outcome(cell).nodeid)
         return f"{problem}\nre-run just this cell:\n  {rerun}" if problem else ""
 
-    def greedy_answers(self, stack: Stack, length: int) -> dict[str, tuple[int, ...]]:
+    def greedy_answers(self, length: int) -> dict[str, tuple[int, ...]]:
         """Greedy tokens for one fixed prompt by every way to reach an engine, and from earlier topologies."""
-        return self.bench.greedy_answers(stack, length, self.GREEDY_TOKENS)
+        return self.bench.greedy_answers(length, self.GREEDY_TOKENS)
 
     def rerun(self, nodeid: str) -> str:
         """The command that runs one item again with the same settings."""

@@ -17,6 +17,7 @@ from .measure.records import CellRecords, Status
 from .spec.topology import Role, Topology
 from .stack.launch import Stack
 from .stack.overhead import measure_router_overhead
+from .stack.running import Serving
 
 DEATH_NOTICE_S = 1.0
 
@@ -66,7 +67,7 @@ def watched_of(stack: Stack, topology: Topology, placement: Placement, inventory
     )
 
 
-def blame_a_death(stack: Stack, records: CellRecords, clock: Callable[[], float] = time.monotonic) -> None:
+def blame_a_death(stack: Serving, records: CellRecords, clock: Callable[[], float] = time.monotonic) -> None:
     """Raise RoleDied when a process has ended, also when its requests failed faster than anyone looked.
 
     A dying process answers its clients before it is seen to be gone: after a failed request it gets a second.

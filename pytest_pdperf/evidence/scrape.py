@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
+from pytest_pdperf.stack.access import LOOPBACK, Access
+
 from .exposition import MAX_PAGE_BYTES, Snapshot, Unknown, parse_exposition
 
 Clock = Callable[[], float]
@@ -25,35 +27,36 @@ def scrape(
     *,
     clock: Clock = time.monotonic,
     max_bytes: int = MAX_PAGE_BYTES,
+    access: Access = LOOPBACK,
 ) -> dict[str, Snapshot | Unknown]:
     """Read all pages concurrently: instance id -> snapshot, or the reason why there is none.
 
     `urls` maps instance ids to base URLs. `timeout_s` bounds each page as a whole, also one that drips byte
-    by byte. Never raises for what a server does.
+    by byte. `access` lets the suite in where a key is asked for. Never raises for what a server does.
     """
     if not urls:
         return {}
     with ThreadPoolExecutor(max_workers=min(32, len(urls)), thread_name_prefix="scrape") as pool:
         pages = {
-            name: pool.submit(_page, metrics_url(base), timeout_s, clock, max_bytes)
+            name: pool.submit(_page, metrics_url(base), timeout_s, clock, max_bytes, access)
             for name, base in urls.items()
         }
         return {name: page.result() for name, page in pages.items()}
 
 
-def _page(url: str, timeout_s: float, clock: Clock, max_bytes: int) -> Snapshot | Unknown:
+def _page(url: str, timeout_s: float, clock: Clock, max_bytes: int, access: Access) -> Snapshot | Unknown:
     try:
-        return _fetch(url, timeout_s, clock, max_bytes)
+        return _fetch(url, timeout_s, clock, max_bytes, access)
     except httpx.TimeoutException as problem:
         return Unknown(f"{url}: no complete page within {timeout_s:g} s ({type(problem).__name__})")
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as problem:
         return Unknown(f"{url}: {type(problem).__name__}: {problem}")
 
 
-def _fetch(url: str, timeout_s: float, clock: Clock, max_bytes: int) -> Snapshot | Unknown:
+def _fetch(url: str, timeout_s: float, clock: Clock, max_bytes: int, access: Access) -> Snapshot | Unknown:
     deadline = clock() + timeout_s
     accept = {"Accept": "text/plain; version=0.0.4", "Accept-Encoding": "identity"}
-    with httpx.Client(timeout=timeout_s, trust_env=False, follow_redirects=True, max_redirects=3) as client:
+    with access.client(timeout_s, redirects=True) as client:
         with client.stream("GET", url, headers=accept) as answer:
             if answer.url.netloc != httpx.URL(url).netloc:
                 return Unknown(f"{url}: redirected to another server, {answer.url}")

@@ -51,7 +51,7 @@ def headers_of(target: Target, environ: Mapping[str, str]) -> tuple[tuple[str, s
         if not _TOKEN.match(name) or "\r" in value or "\n" in value:
             raise UsageProblem(f"header {name!r} from {variable}: not a valid header name or value")
         found.append((name, value))
-    return tuple(found)
+    return (*found, *target.access.headers(environ).items())
 
 
 def http_request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -16,25 +17,30 @@ STALE_S = 3.0
 """Idle time after which a connection is replaced: common servers close kept-alive ones after 5 s."""
 CONNECT_S = 10.0
 OPENING_AT_ONCE = 64
+PROBE_S = 2.0
+"""For each address of a name that has several; before the clock starts."""
 
 Ready = Callable[[Connection | None, str], None]
 
 
 def resolve(target: Target) -> tuple[int, tuple[Any, ...]]:
-    """Address family and address of the target, looked up once. Raises OSError."""
-    family, _, _, _, address = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)[0]
+    """Address family and address of the target, looked up once. Raises OSError.
+
+    A name with several addresses (`localhost` has two) stands for the first that takes a connection.
+    """
+    found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    for family, _, _, _, address in found if len(found) > 1 else ():
+        with socket.socket(family, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.settimeout(PROBE_S)
+            probe.connect(address)
+            return int(family), address
+    family, _, _, _, address = found[0]
     return int(family), address
 
 
 def tls_context(target: Target) -> ssl.SSLContext | None:
     """Client context for https, None for http."""
-    if not target.tls:
-        return None
-    context = ssl.create_default_context()
-    if not target.verify_tls:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+    return target.access.tls() if target.tls else None
 
 
 class Pool:

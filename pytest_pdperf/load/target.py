@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.stack.access import Access
 
 Api = Literal["completions", "chat", "generate"]
 
@@ -36,7 +37,11 @@ class Target:
     """Header name -> name of the environment variable that holds its value; the value is never stored."""
     max_context: int | None = None
     """Longest prompt plus output that the server takes, in tokens; None when unknown."""
+    key_env: str | None = None
+    """Environment variable with an API key, sent as `Authorization: Bearer`; the key is never stored."""
     verify_tls: bool = True
+    ca_file: str | None = None
+    """PEM file with the authorities to trust instead of the system's."""
     keep_alive: bool = True
     """False opens a fresh connection for every request, ahead of its clock."""
     quick_ack: bool = True
@@ -59,6 +64,11 @@ class Target:
         low, high = self.vocab
         if not 0 <= low < high:
             raise UsageProblem(f"target vocab {low}..{high}: want 0 <= first < last")
+
+    @property
+    def access(self) -> Access:
+        """Key and certificate for clients that are not the timed one."""
+        return Access(self.key_env, self.ca_file, self.verify_tls)
 
     @property
     def host(self) -> str:

@@ -9,6 +9,8 @@ from typing import cast
 
 import httpx
 
+from pytest_pdperf.stack.access import Access
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -99,13 +101,15 @@ def probe(
     *,
     form: str = "token_ids",
     timeout_s: float = 120.0,
+    access: Access | None = None,
 ) -> tuple[int, ...]:
     """The first `n` greedy tokens for a prompt, to compare one deployment's answer with another's.
 
-    Raises ProbeError when the request fails or the server names no token ids.
+    `access` is for a server that is not ours. Raises ProbeError when the request fails or the server names no token
+    ids.
     """
     path, body = body_of(model, prompt_ids, n, form=form, stream=False)
-    with client() as http:
+    with access.client() if access is not None else client() as http:
         answer = ask(http, url, path, body, want=n, timeout_s=timeout_s)
     if answer.error:
         raise ProbeError(f"probe at {url}: {answer.error}")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import httpx
 
@@ -25,6 +26,25 @@ FAILED_GRACE_S = 3.0
 """The same after a bring-up that failed."""
 RESTART_LOOK_S = 2.0
 """Longest wait for one answer of an engine that comes up again."""
+
+
+class Serving(Protocol):
+    """A topology that is up, whoever brought it up: what tests and measurements may ask of it."""
+
+    @property
+    def url(self) -> str:
+        """Base URL that clients talk to."""
+
+    @property
+    def model(self) -> str:
+        """Model name for requests."""
+
+    @property
+    def role_urls(self) -> dict[str, str]:
+        """Instance id -> base URL of its HTTP server, of those that are known."""
+
+    def check(self) -> None:
+        """Raise RoleDied when a part of it has ended or no longer answers."""
 
 
 class Stack:

@@ -183,7 +183,9 @@ def test_a_slow_link(pdperf: Session, topology: Topology, broken: Break) -> None
         exits.callback(pdperf.begin_launch, launch)
         # Shared memory would carry the KV past the network.
         pdperf.begin_launch(launch.with_env(UCX_TLS="tcp,self"))
-        b = broken(pdperf.stack(), "slow link")
+        stack = pdperf.stack()
+        assert isinstance(stack, Stack), "only what this run has launched is broken"
+        b = broken(stack, "slow link")
         b.first_tokens(1)
         crossed = net.carried()
         fast = b.first_tokens(2 * b.replicas)

@@ -3,17 +3,17 @@
 import pytest
 
 from pytest_pdperf.session import Session
-from pytest_pdperf.stack.launch import Stack
 
 LENGTHS = (64, 300)
 """Prompt tokens: below and above one block of the engines' usual block sizes (16 to 128 tokens)."""
 
 
 @pytest.mark.pdperf_cells("none")
-def test_greedy_tokens_are_equal(pdperf: Session, stack: Stack) -> None:
+@pytest.mark.usefixtures("stack")
+def test_greedy_tokens_are_equal(pdperf: Session) -> None:
     """Through the router, on each engine alone, and on every other topology of this run: one answer."""
     for length in LENGTHS:
-        answers = pdperf.greedy_answers(stack, length)
+        answers = pdperf.greedy_answers(length)
         expected = answers["through the router"]
         assert len(expected) == pdperf.GREEDY_TOKENS, f"{len(expected)} tokens through the router"
         different = {place: tokens for place, tokens in answers.items() if tokens != expected}

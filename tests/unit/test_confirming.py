@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from pytest_pdperf.bench import TopologyLaunch
 from pytest_pdperf.confirming import FRESH, Confirming
 from pytest_pdperf.errors import BringUpError, RoleDied
 from pytest_pdperf.evidence.canary import BEFORE, Canary, differences
@@ -21,6 +20,7 @@ from pytest_pdperf.gate.statistics import Pooled
 from pytest_pdperf.gate.verdict import Verdict
 from pytest_pdperf.judging import JudgedCell, Judging
 from pytest_pdperf.measure.cell_result import CellResult, MetricValue
+from pytest_pdperf.measuring import TopologyLaunch
 from pytest_pdperf.options import OPTIONS, Settings
 from pytest_pdperf.spec.tolerances import Tolerances
 from pytest_pdperf.spec.topology import Kind, Role, RoleSpec, Topology

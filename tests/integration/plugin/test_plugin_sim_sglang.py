@@ -18,7 +18,7 @@ def test_cell(measure, gate):
 
 @pytest.mark.pdperf_cells("none")
 def test_greedy(pdperf, stack):
-    answers = pdperf.greedy_answers(stack, 64)
+    answers = pdperf.greedy_answers(64)
     assert set(answers) == {"through the router", "prefill-0 to decode-0 directly"}
     assert len(set(answers.values())) == 1
 """

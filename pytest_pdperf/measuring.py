@@ -1,0 +1,211 @@
+"""What every bench does alike, whoever brought its stack up: one stack at a time, measured cell by cell."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .errors import TearDownError
+from .evidence.cell_evidence import CellEvidence
+from .evidence.cell_window import StackWatch
+from .evidence.record import Status
+from .gpus.grammar import Device
+from .inputs import Inputs
+from .load.run import run_cell
+from .load.target import Target
+from .measure.cell_result import CellResult
+from .measure.mixed import Mixed, compare_streams
+from .measure.summarise import summarise
+from .narrating import Narrator
+from .options import Settings
+from .provenance import Hardware, LaunchRecord
+from .spec.topology import Kind, Topology
+from .spec.workload import Cell
+from .stack.running import Serving
+from .watching import blame_a_death
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyLaunch:
+    """One bring-up of a topology: the unit of statistical replication."""
+
+    topology: Topology
+    number: int
+    reference: bool = False
+    """Of the `--reference` build instead of the one under test."""
+
+    @property
+    def id(self) -> str:
+        """Name of the launch in folders and messages."""
+        name = self.topology.name if self.number == 1 else f"{self.topology.name}-launch{self.number}"
+        return f"{name}-reference" if self.reference else name
+
+    def with_env(self, **env: str) -> TopologyLaunch:
+        """The same launch with more environment variables in every engine."""
+        topology = self.topology.model_copy(update={"env": {**self.topology.env, **env}})
+        return replace(self, topology=topology)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of one cell: its numbers and what the servers say about them."""
+
+    result: CellResult
+    seen: CellEvidence
+    mixed: Mixed | None = None
+    """How the streams of a mixed cell met; None for cells with one stream."""
+
+
+class Measuring(ABC):
+    """A bench as the session sees it. All methods are called from pytest's main thread."""
+
+    relaunches = True
+    """False where `begin` cannot bring up anything fresh, so that stage 2 can only measure the same stack again."""
+
+    def __init__(self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, tell: Narrator) -> None:
+        self.devices: tuple[Device, ...] = ()
+        self.launch_lines: list[str] = []
+        self.problems: list[str] = []
+        self._settings = settings
+        self._inputs = inputs
+        self._run_id = run_id
+        self._folder = folder
+        self._tell = tell
+        self._selected: tuple[TopologyLaunch, ...] = ()
+        self._launch: TopologyLaunch | None = None
+        self._watch: StackWatch | None = None
+        self._bring_up_s: dict[str, float] = {}
+
+    # -- what a bench has to know ----------------------------------------------------------------------------
+
+    @abstractmethod
+    def prepare(self, launches: Sequence[TopologyLaunch]) -> None:
+        """Check what the selected launches need, before anything is measured. Raises UsageProblem."""
+
+    @abstractmethod
+    def describe(self) -> list[str]:
+        """Lines for `--plan`."""
+
+    @abstractmethod
+    def stack(self) -> Serving:
+        """The current launch's stack, up and warm. Raises BringUpError."""
+
+    @abstractmethod
+    def take_down(self) -> None:
+        """Let go of the current stack, if any. Raises TearDownError."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back; safe to call more than once."""
+
+    @abstractmethod
+    def greedy_answers(self, length: int, count: int) -> dict[str, tuple[int, ...]]:
+        """Way -> greedy tokens of one fixed prompt. Raises CannotCompare where there are no two ways to ask."""
+
+    @abstractmethod
+    def hardware(self) -> Hardware:
+        """What the numbers of this run are measured on."""
+
+    @abstractmethod
+    def launch_record(self) -> LaunchRecord:
+        """Provenance of the current launch, kept with every stored baseline."""
+
+    @abstractmethod
+    def surroundings(self, launch_id: str) -> Mapping[str, str]:
+        """What a launch's canaries said of the machine; empty for a launch of another run."""
+
+    @abstractmethod
+    def _target(self) -> Target:
+        """Where the load goes."""
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Called about ten times a second while a cell runs. Raises RoleDied."""
+
+    @abstractmethod
+    def _client(self, cell: Cell) -> tuple[tuple[int, ...], int]:
+        """Cores for the client, empty for any, and how many processes it is."""
+
+    def _disturbances(self) -> tuple[str, ...]:
+        """What happened beside the cell that makes it invalid."""
+        return ()
+
+    def _shared_cores(self) -> bool:
+        """Whether the client shares its cores with the engines."""
+        return False
+
+    # -- what all benches do -------------------------------------------------------------------------------
+
+    @property
+    def selected(self) -> tuple[TopologyLaunch, ...]:
+        """The launches that `prepare` was given."""
+        return self._selected
+
+    @property
+    def launch(self) -> TopologyLaunch:
+        """The current launch."""
+        assert self._launch is not None, "no topology has begun"
+        return self._launch
+
+    def begin(self, launch_: TopologyLaunch) -> None:
+        """Make a launch the current one. Nothing starts yet."""
+        self.take_down()
+        self._launch = launch_
+
+    def drop(self) -> None:
+        """Take down where nobody could take the error: what is left becomes a problem of the run's summary."""
+        try:
+            self.take_down()
+        except TearDownError as left:
+            self.problems += str(left).splitlines()
+
+    def bring_up_s(self, topology: str) -> float | None:
+        """How long the topology's latest bring-up took in seconds, its canary included; None before the first."""
+        return self._bring_up_s.get(topology)
+
+    def measure(self, cell: Cell, workload: str) -> Measured:
+        """Run a cell with evidence around it. Raises RoleDied at once when a process of the stack ends."""
+        stack = self.stack()
+        topology = self.launch.topology
+        assert self._watch is not None, "a stack that nobody watches"
+
+        def check() -> None:
+            self._check()
+            self._tell.tick()
+
+        cpus, processes = self._client(cell)
+        with self._tell.measuring(self.launch.id, cell.id), self._watch.cell() as window:
+            records = run_cell(
+                self._target(),
+                cell,
+                seed=self._settings["workload_seed"],
+                salt=f"{self._run_id}/{self.launch.number}/{workload}/{cell.id}",
+                out_dir=self._folder / "records" / self.launch.id / cell.id,
+                on_progress=self._tell.progress,
+                check=check,
+                cpus=cpus,
+                processes=processes,
+            )
+            blame_a_death(stack, records)
+            seen = window.judge(records)
+        result = summarise(records, cell, topology.name, shared_cores=self._shared_cores())
+        evidence, invalid = seen.evidence, [*seen.problems, *self._disturbances()]
+        required = topology.kind is Kind.PD and self._settings["require_evidence"] == "yes"
+        if required and evidence.status is not Status.PROVEN and not evidence.problems:
+            invalid += [
+                f"evidence: {evidence.summary}",
+                *(f"evidence: {reason}" for reason in evidence.reasons),
+            ]
+        result = replace(
+            result,
+            invalid=(*result.invalid, *invalid),
+            warnings=(*result.warnings, *seen.warnings),
+        )
+        return Measured(result, seen, compare_streams(records, cell))
+
+    def measure_cell(self, cell_id: str, workload: str) -> CellResult:
+        """Run a cell of the workload by its id, for a fresh launch that no test item stands for."""
+        cell = next(cell for cell in self._inputs.workload.cells if cell.id == cell_id)
+        return self.measure(cell, workload).result
