@@ -33,6 +33,7 @@ from .provenance import Hardware, LaunchRecord, hardware_of, launch_environment,
 from .spec.workload import Cell
 from .stack import procfs
 from .stack.launch import Stack, launch
+from .stack.memory import describe_memory, memory_needs
 from .stack.plan import LaunchPlan, check_model, plan_launch
 from .stack.ports import PortRegistry
 from .stack.processes import environment as child_environment
@@ -53,6 +54,8 @@ class Bench(Measuring):
         self._lease: Lease | None = None
         self._stack: Stack | None = None
         self._bring_ups = 0
+        self._gpu_mib: dict[str, int] = {}
+        """Visible name of a GPU -> its memory; empty for simulated engines, which take none."""
         self._memory_before: dict[str, int] = {}
         """GPU -> MiB in use before this run started anything."""
         self._started = False
@@ -61,7 +64,7 @@ class Bench(Measuring):
         self._environment: Environment | None = None
         self._greedy: dict[int, dict[str, tuple[int, ...]]] = {}
         self._canaries = canaries_for(
-            inputs.gpus, off=settings["canary"] == "off", take=self._gpu_canary, say=tell
+            inputs.measured_gpus, off=settings["canary"] == "off", take=self._gpu_canary, say=tell
         )
 
     # -- before anything starts ----------------------------------------------------------------------------
@@ -89,17 +92,29 @@ class Bench(Measuring):
                 self._ports.release(
                     self._ports.reserve_fixed(f"{topology.name} router", topology.router.port)
                 )
+        for launch_ in launches:
+            plan = self._plan(launch_)
+            plan.release()
+            memory_needs(plan, self._gpu_mib)
         if not self._settings["plan"]:
             self._lease = acquire(self.devices, self._settings["gpu_wait"])
 
     def _find_devices(self) -> None:
         if self._inputs.gpus is None:
             return
-        if not self._inputs.gpus.cpu:
+        recorded = self._inputs.recorded
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if recorded is None else None
+        if recorded is not None:
+            self._inventory = recorded
+        elif not self._inputs.gpus.cpu:
             self._inventory = read_inventory()
-        self.devices = resolve(self._inputs.gpus, self._inventory, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self.devices = resolve(self._inputs.gpus, self._inventory, visible)
         check_idle(self.devices, self._inventory)
-        self._memory_before = memory_in_use(self.devices, self._inventory)
+        if not self._inputs.simulated:
+            sizes = {device.visible: self._inventory.memory_mib(device.uuid) for device in self.devices}
+            self._gpu_mib = {name: mib for name, mib in sizes.items() if mib is not None}
+        if recorded is None:
+            self._memory_before = memory_in_use(self.devices, self._inventory)
 
     def describe(self) -> list[str]:
         """Lines for `--plan`: placement, ports, commands and client of every selected launch."""
@@ -108,6 +123,7 @@ class Bench(Measuring):
             lines += [f"topology {launch_.id}:", *self._placements[launch_.topology.name].explain()]
             plan = self._plan(launch_)
             lines += plan.describe()
+            lines += describe_memory(memory_needs(plan, self._gpu_mib))
             lines += explain(self._inputs.workload.cells, partial(self._processes, plan=plan))
             plan.release()
         return lines
@@ -155,11 +171,12 @@ class Bench(Measuring):
                 self._stack,
                 self.launch.topology,
                 self._placements[self.launch.topology.name],
-                self._inventory,
+                self._inventory if self._inputs.recorded is None else Inventory(),
                 lambda text: self._tell(f"{self.launch.id}: {text}", detail=True),
             )
         self._foreign = ForeignUse(
-            self.devices, lambda: {below.proc.pid for below in procfs.descendants(os.getpid())}
+            self.devices if self._inputs.recorded is None else (),
+            lambda: {below.proc.pid for below in procfs.descendants(os.getpid())},
         )
         self._bring_up_s[self.launch.topology.name] = time.monotonic() - started
         line = f"{self.launch.id} up in {time.monotonic() - started:.1f} s"
@@ -234,7 +251,8 @@ class Bench(Measuring):
         return self._stack.plan.client.cpus, self._processes(cell, self._stack.plan).count
 
     def _shared_cores(self) -> bool:
-        return self._inputs.gpus is None or self._inputs.gpus.cpu
+        gpus = self._inputs.measured_gpus
+        return gpus is None or gpus.cpu
 
     def _target(self) -> Target:
         stack, topology = self._stack, self.launch.topology
@@ -263,7 +281,7 @@ class Bench(Measuring):
 
     def hardware(self) -> Hardware:
         """What the numbers of this run are measured on."""
-        return hardware_of(self._inputs.gpus, self.devices, self._inventory)
+        return hardware_of(self._inputs.measured_gpus, self.devices, self._inventory)
 
     def launch_record(self) -> LaunchRecord:
         """Provenance of the current launch, kept with every stored baseline."""

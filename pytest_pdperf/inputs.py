@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -16,6 +15,7 @@ from .engines.registry import get_engine
 from .errors import UsageProblem
 from .gate.paired import Expectation, load_expectations
 from .gpus.grammar import GpuRequest, parse_gpus
+from .gpus.inventory import Inventory, load_recorded
 from .measure.table import METRICS
 from .options import Settings
 from .routers.base import Router
@@ -45,11 +45,18 @@ class Inputs:
     model: str
     served_model: str
     gpus: GpuRequest | None
-    """None for the simulator."""
+    """None for the simulator, unless it is to use virtual GPUs."""
     engine_args: Mapping[str, FlagValue]
     role_args: Mapping[str, Mapping[str, FlagValue]]
     expectations: tuple[Expectation, ...] = ()
     """Every claim of `expectations.yaml` about two topologies."""
+    recorded: Inventory | None = None
+    """The GPUs of `--gpu-inventory`, which are not there; None when the driver is to be asked."""
+
+    @property
+    def measured_gpus(self) -> GpuRequest | None:
+        """The devices that numbers of this run are about: None for simulated engines, wherever they are placed."""
+        return None if self.simulated else self.gpus
 
     @property
     def simulated(self) -> bool:
@@ -73,8 +80,11 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
                 f"--compare: topology {name!r} is not in this run, which has {known}; see --topology"
             )
     engines = {t.name: get_engine(settings["engine"] or t.engine or "vllm") for t in topologies}
-    gpus = _gpus(settings, engines.values())
-    workload = find_workload(settings["workload"] or _usual_workload(settings, gpus), folders)
+    simulated = _all_simulated(engines.values())
+    recorded = _recorded(settings, simulated)
+    gpus = _gpus(settings, simulated, recorded)
+    measured = None if simulated else gpus
+    workload = find_workload(settings["workload"] or _usual_workload(settings, measured), folders)
     routers = {t.name: get_router(t.router.name or engines[t.name].default_router) for t in topologies}
     engine_args, role_args = _engine_args(settings["engine_arg"])
     if settings["sim_fault"]:
@@ -83,7 +93,7 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
         _add_faults(settings["sim_fault"], role_args)
     for topology in topologies:
         check_context(topology, workload, engine_args)
-    model = settings["model"] or _usual_model(settings, gpus)
+    model = settings["model"] or _usual_model(settings, measured)
     return Inputs(
         topologies=topologies,
         workload=workload,
@@ -100,6 +110,7 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
         gpus=gpus,
         engine_args=engine_args,
         role_args=role_args,
+        recorded=recorded,
     )
 
 
@@ -113,16 +124,32 @@ def _names(text: str, place: str) -> list[str]:
     return names
 
 
-def _gpus(settings: Settings, engines: Any) -> GpuRequest | None:
+def _all_simulated(engines: Iterable[Engine]) -> bool:
     simulated = {engine.simulated for engine in engines}
-    if simulated == {True}:
+    if len(simulated) > 1:
+        raise UsageProblem("--topology: simulated and real engines cannot share a run")
+    return simulated == {True}
+
+
+def _recorded(settings: Settings, simulated: bool) -> Inventory | None:
+    if not settings["gpu_inventory"]:
+        return None
+    if not (simulated or settings["plan"]):
+        raise UsageProblem(
+            f"--gpu-inventory {settings['gpu_inventory']}: those GPUs are not here, so real engines can only be "
+            "planned for them; add --plan or --engine sim"
+        )
+    return load_recorded(Path(settings["gpu_inventory"]))
+
+
+def _gpus(settings: Settings, simulated: bool, recorded: Inventory | None) -> GpuRequest | None:
+    if simulated and recorded is None:
         if settings["gpus"]:
             raise UsageProblem(
-                f"--gpus {settings['gpus']}: simulated engines use no GPU; drop --gpus or --engine sim"
+                f"--gpus {settings['gpus']}: simulated engines use no GPU; drop --gpus or --engine sim, "
+                "or give virtual GPUs with --gpu-inventory"
             )
         return None
-    if simulated == {True, False}:
-        raise UsageProblem("--topology: simulated and real engines cannot share a run")
     if not settings["gpus"]:
         raise UsageProblem("--gpus is missing: give a list such as 0-7, or cpu, or use --engine sim")
     return parse_gpus(settings["gpus"])

@@ -116,6 +116,12 @@ OPTIONS: tuple[Option, ...] = (
         starts_suite=True,
     ),
     Option(
+        "gpu_inventory",
+        "recorded inventory of another machine's GPUs (`pdperf doctor --inventory`) to plan for, or for simulated "
+        "engines to be placed and leased on; only with --plan or --engine sim",
+        metavar="FILE",
+    ),
+    Option(
         "topology",
         "comma-separated topologies: names of the shipped or your own files, or paths to YAML files",
         metavar="NAMES",

@@ -15,6 +15,7 @@ examples:
   pdperf doctor --engine-env ~/vllm     look for engines in that environment
   pdperf doctor --clean                 end the processes that dead runs left behind
   pdperf doctor --json                  for scripts; exit status 1 when something fails
+  pdperf doctor --inventory node.json   also record the GPUs, to plan for them elsewhere (--gpu-inventory)
 """
 
 
@@ -34,6 +35,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--clean", action="store_true", help="end leftover processes of dead runs, and no others"
     )
+    parser.add_argument(
+        "--inventory", type=Path, metavar="FILE", help="write the GPUs and their links to this file as JSON"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.set_defaults(run=run)
 
@@ -42,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Check and show. Returns 1 when a check fails, else 0. Raises UsageProblem for a bad --engine-env."""
     from .checks import Level
 
+    if arguments.inventory is not None:
+        _record_inventory(arguments.inventory)
     findings = list(examine(arguments))
     if arguments.json:
         import orjson
@@ -53,6 +59,20 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _show(findings)
     return int(any(finding.level is Level.FAIL for finding in findings))
+
+
+def _record_inventory(path: Path) -> None:
+    """Write this node's GPUs. Raises UsageProblem when there are none or the file cannot be written."""
+    from pytest_pdperf.errors import UsageProblem
+    from pytest_pdperf.gpus.nvml import read_inventory
+
+    inventory = read_inventory()
+    if not inventory.gpus:
+        raise UsageProblem(f"--inventory {path}: no GPU to record: {inventory.problem}")
+    try:
+        path.write_text(inventory.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        raise UsageProblem(f"--inventory {path}: cannot be written: {error.strerror or error}") from None
 
 
 def examine(arguments: argparse.Namespace) -> Iterator[Any]:

@@ -78,6 +78,13 @@ class Inventory(Frozen):
             (g for g in self.gpus if g.uuid == uuid or any(m.uuid == uuid for m in g.mig_devices)), None
         )
 
+    def memory_mib(self, uuid: str) -> int | None:
+        """MiB of a GPU or of a MIG slice, None when the driver does not say."""
+        found = self.gpu(uuid)
+        if found is None or found.uuid == uuid:
+            return found.memory_mib if found is not None else None
+        return next(m.memory_mib for m in found.mig_devices if m.uuid == uuid)
+
     def link(self, first: Gpu, second: Gpu) -> str:
         """Path between two GPUs, `?` when it is not known."""
         place = next((i for i, gpu in enumerate(self.gpus) if gpu.uuid == second.uuid), len(first.links))
