@@ -122,7 +122,7 @@ class Session:
         kept = {o.nodeid: o for o in outcomes if o.verdict not in ("", "INVALID", "SUSPECT")}
         done = [item for item in items if item.nodeid in kept]
         self._outcomes |= {(o.topology, o.result.cell, o.launch): o for o in kept.values()}
-        self.bench.problems.append(f"resumed: {len(done)} cells kept from run {self.run_id}")
+        self.bench.problems.append(f"resumed: {len(kept)} cells kept from run {self.run_id}")
         return done
 
     def prepare(self, items: Sequence[pytest.Item]) -> None:
