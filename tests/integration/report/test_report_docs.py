@@ -119,8 +119,9 @@ def test_pytest_commands_use_options_that_exist_and_values_that_parse(words: tup
         given[option.dest] = [*given.get(option.dest, []), value] if option.kind == "list" else value
     settings = resolve(given.get, lambda _: None)
     assert settings.active or "--collect-only" in words, "the command would skip the suite"
-    assert settings["engine"] in ("sim", "sim-sglang") or settings["gpus"], "real engines need --gpus"
-    assert not settings["gpus"] or settings["model"] or settings["gpus"] == "cpu", "real engines need --model"
+    real = settings["engine"] not in ("sim", "sim-sglang")
+    assert not real or settings["gpus"], "real engines need --gpus"
+    assert not real or settings["model"] or settings["gpus"] == "cpu", "real engines need --model"
     folders = [shipped_fixtures()]
     for name in settings["topology"].split(","):
         assert name in available("topologies", folders)
