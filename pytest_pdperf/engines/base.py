@@ -53,6 +53,9 @@ class Instance:
     numa_node: int | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
     """Reserved for connectors that need to know other instances: id -> base URL."""
+    shared_dir: Path | None = None
+    """Folder that all engines of a launch share, for connectors that keep KV in files. Made by whoever writes to it
+    first, gone when the stack is down."""
 
     @property
     def url(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pytest_pdperf.engines.base import Command, Instance, Programs
 from pytest_pdperf.engines.installed import version_of
@@ -128,8 +129,10 @@ def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, 
     return out
 
 
-def kv_transfer_config(role: Role, kv: KvTransfer, *, cpu: bool) -> dict[str, object]:
-    """The value of `--kv-transfer-config`.
+def kv_transfer_config(
+    role: Role, kv: KvTransfer, *, cpu: bool, shared_dir: Path | None = None
+) -> dict[str, object]:
+    """The value of `--kv-transfer-config`; `shared_dir` is where the example connector keeps its files.
 
     A failed load must fail the request: vLLM's other policy recomputes the prompt on decode and hides the
     fault.
@@ -144,6 +147,8 @@ def kv_transfer_config(role: Role, kv: KvTransfer, *, cpu: bool) -> dict[str, ob
             config["kv_buffer_device"] = "cpu"
     if kv.connector == "mooncake" and (cpu or kv.transport == "tcp"):
         config["kv_connector_extra_config"] = {"mooncake_protocol": "tcp"}
+    if kv.connector == "example" and shared_dir is not None:
+        config["kv_connector_extra_config"] = {"shared_storage_path": str(shared_dir)}
     return config
 
 
@@ -181,11 +186,6 @@ class Vllm:
                 f"{topology.name}: kv_transfer.transport is {kv.transport!r}, but on a CPU only 'auto' "
                 "and 'tcp' work"
             )
-        if kv is not None and kv.connector == "example" and not _has_shared_path(topology):
-            raise UsageProblem(
-                f"{topology.name}: kv_transfer.connector 'example' needs a shared directory: set engine_args."
-                "kv_transfer_config: {kv_connector_extra_config: {shared_storage_path: DIR}}"
-            )
 
     def command(self, instance: Instance, programs: Programs) -> Command:
         """The command line and environment of one role."""
@@ -197,7 +197,9 @@ class Vllm:
         args |= _normal(instance.args)
         config: dict[str, object] = {}
         if instance.kv_transfer is not None:
-            config = kv_transfer_config(instance.role, instance.kv_transfer, cpu=cpu)
+            config = kv_transfer_config(
+                instance.role, instance.kv_transfer, cpu=cpu, shared_dir=instance.shared_dir
+            )
         extra = args.pop("kv_transfer_config", None)
         if isinstance(extra, Mapping):
             config = _merge(config, extra)
@@ -302,12 +304,6 @@ class Vllm:
     def supported_prompts(self) -> frozenset[str]:
         """`/v1/completions` takes both; there is no `/generate`."""
         return frozenset({"token_ids", "text"})
-
-
-def _has_shared_path(topology: Topology) -> bool:
-    config = _normal(topology.engine_args).get("kv_transfer_config")
-    extra = config.get("kv_connector_extra_config") if isinstance(config, dict) else None
-    return isinstance(extra, dict) and bool(extra.get("shared_storage_path"))
 
 
 ENGINE = Vllm()

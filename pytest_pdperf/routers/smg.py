@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from pytest_pdperf.engines.base import Command, Programs
 from pytest_pdperf.engines.installed import head_of, python_of, site_folders, version_of
+from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.routers.base import RouterInstance
 from pytest_pdperf.routers.flags import missing
 from pytest_pdperf.routers.gateway import counts_every_worker, gateway_flags, worker_flags
+from pytest_pdperf.routers.smg_register import CONNECTORS
 from pytest_pdperf.spec.topology import FlagValue, Kind, Role
 
 PROGRAM = "smg"
@@ -36,12 +38,20 @@ class Smg:
             raise missing(self.name, PROGRAM, programs)
 
     def command(self, router: RouterInstance, programs: Programs) -> Command:
-        """Command line and environment. Raises UsageProblem for args that the launcher decides."""
+        """Command line and environment. Raises UsageProblem for args of the launcher's and for a connector it lacks.
+
+        Without a connector that it knows smg sends both legs at once; decode then looks for files not there yet.
+        """
         launch = [*(start_of(programs) or (PROGRAM,)), "launch", *gateway_flags(router, _OWN_DEFAULTS)]
         env = dict(router.spec.env)
         if router.kind is not Kind.PD:
             return Command((*launch, *worker_flags(router)), env)
         connector = router.kv_transfer.connector if router.kv_transfer else "nixl"
+        if connector not in CONNECTORS:
+            raise UsageProblem(
+                f"router 'smg': kv_transfer.connector {connector!r} is not one it serves, as it sends prefill and "
+                f"decode at once; use router: {{name: vllm_router}} or a connector of {', '.join(CONNECTORS)}"
+            )
         argv = [sys.executable, "-m", REGISTER, "--router", router.url, "--connector", connector]
         for worker in router.workers:
             if worker.role is Role.PREFILL:

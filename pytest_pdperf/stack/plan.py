@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +19,14 @@ from pytest_pdperf.stack.secrets import mask, secret_values
 
 _DIST_PORTS = 4
 """Ports from `Ports.dist_init` on that one engine may use for itself."""
+_SHARED = "shared-kv"
+"""Folder beside the logs, for connectors that keep KV in files."""
 _KV_LAYOUT = ("kv_cache_dtype", "block_size", "page_size", "dtype", "quantization")
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """A launch with everything decided. Its ports are held until `release`."""
+    """A launch with everything decided. Its ports are held, and what its engines share is kept, until `release`."""
 
     run_id: str
     topology: Topology
@@ -103,7 +106,9 @@ class LaunchPlan:
         return [f"    {mask(argv, values)}"] + ([f"    env {mask(env, values)}"] if env else [])
 
     def release(self) -> None:
-        """Give the ports back; after the processes have ended."""
+        """Give the ports back and remove the KV that the engines kept in files; after the processes have ended."""
+        for folder in {i.shared_dir for i in self.instances if i.shared_dir is not None}:
+            shutil.rmtree(folder, ignore_errors=True)
         for lease in self.leases:
             self.registry.release(lease)
 
@@ -148,6 +153,9 @@ def plan_launch(
         check_model(model)
 
     taken: list[PortLease] = []
+    log_dir = _fresh(log_dir)
+    kv = topology.kv_transfer
+    shared_dir = (log_dir / _SHARED).absolute() if kv is not None and kv.connector == "example" else None
     try:
         instances = tuple(
             _instance(
@@ -160,6 +168,7 @@ def plan_launch(
                 ports=_ports(topology, id, role, spec, ports, taken),
                 numa_node=(numa or {}).get(id),
                 simulated=engine.simulated,
+                shared_dir=shared_dir,
             )
             for id, role, spec in topology.instances
         )
@@ -182,7 +191,7 @@ def plan_launch(
         commands=commands,
         router_instance=router_instance,
         served_model=served_model,
-        log_dir=_fresh(log_dir),
+        log_dir=log_dir,
         registry=ports,
         leases=tuple(taken),
         warnings=_mismatches(topology, instances),
@@ -287,6 +296,7 @@ def _instance(
     ports: Ports,
     numa_node: int | None,
     simulated: bool,
+    shared_dir: Path | None,
 ) -> Instance:
     id, role, spec = which
     devices = tuple(devices)
@@ -307,6 +317,7 @@ def _instance(
         env={**topology.env, **spec.env},
         kv_transfer=topology.kv_transfer,
         numa_node=numa_node,
+        shared_dir=shared_dir,
     )
 
 

@@ -30,7 +30,13 @@ MAKE_MODEL = HERE.parent.parent / "fixtures" / "tiny_model" / "make.py"
 RECIPE = "1"  # raise it when a step below changes what comes out
 TORCH = "torch==2.13.0+cpu"  # the local version is part of the pin: a CUDA build must never satisfy it
 MOONCAKE = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
-MOONCAKE_LIBRARIES = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1"}
+MOONCAKE_LIBRARIES = {  # in loading order: the first two are needed by the third
+    "libnl-3.so.200": "libnl-3-200",
+    "libnl-route-3.so.200": "libnl-route-3-200",
+    "libibverbs.so.1": "libibverbs1",
+    "libnuma.so.1": "libnuma1",
+}
+LIBRARIES = "lib/pdperf-libraries"  # the idle plug-in loads from there what the system does not have
 
 MODEL = "tiny-qwen3"
 STAMP = "complete"
@@ -50,6 +56,12 @@ pdperf_vllm_idle.register()
 config = nixl._api.nixlBind.nixlAgentConfig()
 config.pthrDelay = 0
 assert config.pthrDelay > 0, "the idle plug-in does not slow NIXL down"
+"""
+
+MOONCAKE_CHECK = """
+import pdperf_vllm_idle
+pdperf_vllm_idle.register()
+import mooncake.engine
 """
 
 
@@ -124,7 +136,7 @@ class Environment:
         """Declare that part finished."""
         (self.path / stamp).touch()
 
-    def call(self, *command: str | Path, hint: str = "") -> None:
+    def call(self, *command: str | Path, hint: str = "", cwd: Path | None = None) -> None:
         """Run a command, logging its output; on failure raise :class:`BuildError` with the log's end."""
         environ = {k: v for k, v in os.environ.items() if k not in MISLEADING_VARIABLES}
         log = self.path / LOG
@@ -136,6 +148,7 @@ class Environment:
                 stdout=out,
                 stderr=out,
                 env=environ,
+                cwd=cwd,
                 close_fds=False,  # the lock goes along
             )
         if done.returncode:
@@ -192,32 +205,59 @@ def add_vllm_metadata(env: Environment) -> None:
 
 def add_mooncake(env: Environment) -> None:
     """Add the Mooncake transfer engine and see that it loads."""
+    if missing := missing_libraries():
+        with step("system libraries of Mooncake"):
+            add_libraries(env, missing)
     with step(MOONCAKE):
         env.pip_install(MOONCAKE)
-        env.call(env.python, "-I", "-c", "import mooncake.engine")
+        env.call(env.python, "-I", "-c", MOONCAKE_CHECK)
     env.finish(MOONCAKE_STAMP)
 
 
-def missing_mooncake_packages() -> list[str]:
-    """Return the system packages whose shared libraries Mooncake would not find."""
+def missing_libraries() -> list[str]:
+    """Return the shared libraries that Mooncake is linked against and the system does not have."""
     missing = []
-    for library, package in MOONCAKE_LIBRARIES.items():
+    for library in MOONCAKE_LIBRARIES:
         try:
             ctypes.CDLL(library)
         except OSError:
-            missing.append(package)
+            missing.append(library)
     return missing
+
+
+def add_libraries(env: Environment, libraries: list[str]) -> None:
+    """Unpack Debian packages into the environment: no root, and nothing on the system changes.
+
+    Needs apt's package lists; root may fetch them, everyone else is told.
+    """
+    names = [MOONCAKE_LIBRARIES[library] for library in libraries]
+    hint = f"Mooncake needs shared libraries that are not here. As root: apt-get install {' '.join(names)}"
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        raise BuildError(hint)
+    target = env.path / LIBRARIES
+    target.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        try:
+            env.call("apt-get", "download", *names, cwd=folder)
+        except BuildError:
+            if os.geteuid() != 0:
+                raise BuildError(f"apt-get download {' '.join(names)} did not work. {hint}") from None
+            env.call("apt-get", "update", hint=hint)
+            env.call("apt-get", "download", *names, cwd=folder, hint=hint)
+        for package in folder.glob("*.deb"):
+            env.call("dpkg-deb", "-x", package, folder / "root")
+        for library in libraries:
+            found = next((folder / "root").rglob(library), None)
+            if found is None:
+                raise BuildError(f"package {MOONCAKE_LIBRARIES[library]} holds no {library}. {hint}")
+            shutil.copy(found.resolve(), target / library)
 
 
 def run(env: Environment, mooncake: bool, torch_index: str | None) -> None:
     """Bring the environment up to what was asked for; cheap when nothing is missing."""
     if sys.platform != "linux":
         raise BuildError(f"vLLM's CPU wheels and NIXL exist for Linux only, this is {sys.platform}")
-    if mooncake and (packages := missing_mooncake_packages()):
-        names = " ".join(packages)
-        raise BuildError(
-            f"Mooncake needs shared libraries that are not here. As root: apt-get install {names}"
-        )
     with locked(env.path.with_name(env.path.name + ".lock")):
         if not env.has(STAMP):
             build(env, torch_index)

@@ -61,11 +61,17 @@ class Case:
     start_s: float = 120.0
     measured: bool = True
     """False for an engine whose metrics the suite does not know."""
+    connector: str = "nixl"
+    prompt: int = 64
+    """Tokens of the prompts that are proven to be transferred."""
+    tail: int = 0
+    """Tokens at a prompt's end that a connector of whole blocks leaves to decode."""
 
     @property
     def id(self) -> str:
         """Name of the case among the parameters."""
-        return f"{self.engine.name}-{self.router.name}-{self.kind.value}"
+        connector = "" if self.connector == "nixl" else f"-{self.connector}"
+        return f"{self.engine.name}-{self.router.name}-{self.kind.value}{connector}"
 
     def topology(self) -> Topology:
         """One prefill engine and the fronts, or the fronts alone."""
@@ -75,6 +81,7 @@ class Case:
                 "name": "contract",
                 "kind": self.kind.value,
                 "roles": pd if self.kind is Kind.PD else {"server": {"replicas": self.fronts}},
+                "kv_transfer": {"connector": self.connector} if self.kind is Kind.PD else None,
                 "engine_args": dict(self.engine_args),
             }
         )
@@ -218,7 +225,7 @@ class EngineContract:
         assert generated == 5 * len(running.fronts)
 
     def test_a_cell_has_no_error_and_is_proven(self, running: Running) -> None:
-        requests, shape = 12, (64, 16)
+        requests, shape = 12, (running.case.prompt, 16)
         before = running.idle() if running.case.measured else {}
         if running.form is None:
             forms = running.stack.plan.prompt_forms()
@@ -249,7 +256,8 @@ class EngineContract:
             assert bad == [], bad
             lengths = {(r.prompt_tokens, r.completion_tokens) for r in records.requests}
             assert lengths == {shape}
-            expected = Expected(requests, requests * shape[0], requests * shape[1])
+            tail = running.case.tail
+            expected = Expected(requests, requests * shape[0], requests * shape[1], tail)
         if not running.case.measured:
             return
         evidence = running.evidence(before, expected)

@@ -22,6 +22,14 @@ HERE = Programs((Path(sys.executable).parent,))
 CPU = os.environ.get("PDPERF_CPU_ENGINES")
 
 SIMULATED = [("sim", "vllm_router"), ("sim", "smg"), ("sim-sglang", "sglang_router"), ("sim-sglang", "smg")]
+OTHER_CONNECTORS = [
+    ("sim", "vllm_router", "mooncake"),
+    ("sim", "vllm_router", "example"),
+    ("sim", "smg", "mooncake"),
+]
+"""Beside NIXL. smg does not serve vLLM's example connector; SGLang's legs are the same for both of its connectors."""
+TAIL = {"example": 17}
+"""Blocks of 16 tokens in the simulator; the connector looks for one token less than it could."""
 
 
 def cases() -> list[Case]:
@@ -29,6 +37,17 @@ def cases() -> list[Case]:
         Case(get_engine(engine), get_router(router), kind, HERE)
         for engine, router in SIMULATED
         for kind in (Kind.PD, Kind.AGGREGATED)
+    ]
+    found += [
+        Case(
+            get_engine(engine),
+            get_router(router),
+            Kind.PD,
+            HERE,
+            connector=connector,
+            tail=TAIL.get(connector, 0),
+        )
+        for engine, router, connector in OTHER_CONNECTORS
     ]
     if CPU:
         programs = Programs((Path(CPU).absolute() / "bin", *HERE.search))

@@ -27,11 +27,11 @@ class Answer:
         "head",
         "last_s",
         "length",
+        "loaded",
         "metrics",
         "on_done",
         "request_id",
         "seq",
-        "source",
         "tokens",
         "transfer_params",
         "wanted",
@@ -59,7 +59,8 @@ class Answer:
         self.finish = "length"
         self.error_at = -1
         self.seq: Sequence | None = None
-        self.source = "local_compute"
+        self.loaded = 0
+        """Prompt tokens whose KV came from elsewhere."""
         self.first_s = -1.0
         self.last_s = -1.0
         self.transfer_params: Callable[[Answer], dict[str, object] | None] = lambda _: None
@@ -95,7 +96,8 @@ class Answer:
             self.first_s = end_s
             prompt = len(self.head.prompt)
             metrics.prompt_tokens += prompt
-            metrics.by_source[self.source] += prompt
+            metrics.by_source["external_kv_transfer"] += self.loaded
+            metrics.by_source["local_compute"] += prompt - self.loaded
             metrics.time_to_first_token.observe(end_s - self.arrived_s)
         self.last_s = end_s
         if self.wanted.stream:

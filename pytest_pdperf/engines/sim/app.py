@@ -7,7 +7,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from random import Random
 
 import orjson
@@ -15,42 +14,23 @@ import orjson
 from pytest_pdperf.spec.roles import Role
 
 from .answer import Answer, damaged
+from .connector import Parts, Transfer
+from .connectors import CONNECTORS
 from .faults import CHANCES, ROLES_OF_FAULT, Chance, Dice, Faults
 from .http import Exchange
-from .kv_store import KvStore
 from .link import KvLink
 from .log import Log
 from .metrics import EngineCollector, EngineMetrics, exposition
-from .profile import VERSION, Profile
+from .profile import VERSION
 from .request import Limits, Refused, Wanted, check_model, parse_object, parse_request, tokens_of
 from .runner import Runner
 from .scheduler import Sequence, State, Step, StepScheduler
-from .side_channel import KvLoadError, PrefillPeers
+from .settings import Settings
+from .side_channel import KvLoadError
 from .stream import AnswerHead, Api, error_body
 from .tokens import kv_digest
 
 _JITTER_SCALE = 1.45
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How one engine process was started."""
-
-    role: Role
-    served_model: str
-    profile: Profile
-    link: str
-    faults: Faults
-    max_model_len: int
-    max_seqs: int
-    token_budget: int
-    kv_blocks: int
-    tensor_parallel: int
-    host: str
-    side_channel_port: int
-    lease_s: float
-    recompute_on_failure: bool
-    seed: str
 
 
 class SimEngine:
@@ -89,26 +69,23 @@ class SimEngine:
             name: Dice(self._chance(settings.faults, name), Random(f"{settings.seed} {name}"))
             for name in CHANCES
         }
-        self.kv_store = KvStore(
-            self.runner,
-            self.metrics,
-            log,
-            engine_id=self.engine_id,
-            bytes_per_token=profile.kv_bytes_per_token,
-            lease_s=settings.lease_s,
-            call_later=_call_later,
-            drop_transfer=self._dice["drop_transfer"],
-        )
-        self._peers = PrefillPeers(
-            handshake_s=profile.handshake_s,
-            timeout_s=profile.handshake_timeout_s,
-            clock=clock,
-            on_handshake=lambda peer: log.info(f"NIXL compatibility check passed (simulated, engine {peer})"),
+        self.transfers: list[Transfer] = []
+        """KV transfers that this engine counts, for the log window; the owner empties it."""
+        self.connector = CONNECTORS[settings.connector](
+            Parts(
+                settings=settings,
+                engine_id=self.engine_id,
+                runner=self.runner,
+                metrics=self.metrics,
+                log=log,
+                clock=clock,
+                random=self._random,
+                drop_transfer=self._dice["drop_transfer"],
+                through=self.transfers.append,
+            )
         )
         self._open: set[Answer] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.transfers: list[tuple[float, float, int, int]] = []
-        """Finished KV loads for the log window: (transfer s, post s, bytes, descriptors); the owner empties it."""
         cache = {
             "block_size": str(profile.block_tokens),
             "num_gpu_blocks": str(settings.kv_blocks),
@@ -120,7 +97,7 @@ class SimEngine:
                 model_name=settings.served_model,
                 state=self.state,
                 cache_config=cache,
-                nixl=settings.role is not Role.SERVER,
+                transfers=settings.role is not Role.SERVER and self.connector.prometheus,
             )
         )
 
@@ -235,15 +212,15 @@ class SimEngine:
         if self._dice["short_output"].strikes():
             answer.shorten()
         answer.begin()
-        role = self.settings.role
-        if role is Role.DECODE and wanted.kv.get("do_remote_prefill") is True:
+        role, connector = self.settings.role, self.connector
+        if role is Role.DECODE and (offered := connector.offered(wanted)):
             self.metrics.external_queries += len(wanted.prompt)
-            self._disaggregated(answer, wanted)
-        else:
-            hold = role is Role.PREFILL and wanted.kv.get("do_remote_decode") is True
-            if hold:
-                answer.transfer_params = self._transfer_params
-            self._local(answer, arrived + self._hop(self._profile.hop_s), hold=hold)
+            self._disaggregated(answer, wanted, offered)
+            return
+        if role is not Role.DECODE:
+            answer.transfer_params = connector.kept
+        hold = role is Role.PREFILL and connector.keeps(wanted.kv)
+        self._local(answer, arrived + self._hop(self._profile.hop_s), hold=hold)
 
     def _hop(self, mean: float) -> float:
         spread = self._profile.hop_spread
@@ -254,11 +231,19 @@ class SimEngine:
         answer.decide(kv_digest(answer.wanted.prompt), self.limits.vocabulary)
         self._submit(answer, self._sequence(answer, hold=hold), at)
 
-    def _sequence(self, answer: Answer, *, kv_ready: bool = False, hold: bool = False) -> Sequence:
+    def _sequence(
+        self, answer: Answer, *, kv_ready: bool = False, loaded: int = 0, hold: bool = False
+    ) -> Sequence:
         leaks = self._dice["leak"].strikes()
         prompt = len(answer.wanted.prompt)
         answer.seq = Sequence(
-            prompt, answer.length, kv_ready=kv_ready, hold=hold, leaks=leaks, payload=answer
+            prompt,
+            answer.length,
+            kv_ready=kv_ready,
+            loaded=loaded,
+            hold=hold,
+            leaks=leaks,
+            payload=answer,
         )
         return answer.seq
 
@@ -268,88 +253,54 @@ class SimEngine:
             answer.error_at = answer.length // 2
         self.runner.submit(seq, at)
 
-    def _disaggregated(self, answer: Answer, wanted: Wanted) -> None:
-        """Fetch the KV from the prefill engine named in the request, then decode."""
+    def _disaggregated(self, answer: Answer, wanted: Wanted, offered: int) -> None:
+        """Get the KV from where the connector knows it to be, then decode."""
         if self._dice["recompute"].strikes():
-            self._spawn(self._release(wanted))
+            self._spawn(self._let_go(wanted, fetched=False))
             self._local(answer, self._clock() + self._hop(self._profile.pd_hop_s))
+            return
+        if offered < len(wanted.prompt):
+            self._spawn(self._load(answer, self._sequence(answer, loaded=offered)))
             return
         seq = self._sequence(answer, kv_ready=True)
         self.runner.reserve(seq, lambda: self._spawn(self._load(answer, seq)))
 
     async def _load(self, answer: Answer, seq: Sequence) -> None:
-        asked = self._clock()
         try:
             if self._dice["transfer_fail"].strikes():
                 raise KvLoadError("simulated fault transfer_fail", peer_lost=False)
-            pulled = await self._peers.pull(*_remote(answer.wanted))
+            pulled = await self.connector.fetch(answer.wanted)
         except KvLoadError as problem:
             self._load_failed(answer, seq, problem)
             return
         if seq.state is State.CANCELLED:
-            self._spawn(self._release(answer.wanted))
+            self._spawn(self._let_go(answer.wanted, fetched=True))
             return
-        blocks = -(-pulled.tokens // self._profile.block_tokens)
-        taken, post = pulled.ended_s - pulled.began_s, max(0.0, pulled.began_s - asked)
-        m = self.metrics
-        m.transfer_time.observe(taken)
-        m.post_time.observe(post)
-        m.transfer_bytes.observe(pulled.size)
-        m.descriptors.observe(blocks)
-        m.external_hits += len(answer.wanted.prompt)
-        self.transfers.append((taken, post, pulled.size, blocks))
-        answer.source = "external_kv_transfer"
+        answer.loaded = pulled.tokens
+        self.metrics.external_hits += pulled.tokens
         corrupt = self._dice["corrupt"].strikes()
         answer.decide(
             damaged(pulled.digest, self._random) if corrupt else pulled.digest, self.limits.vocabulary
         )
         self._submit(answer, seq, pulled.ended_s + self._hop(self._profile.pd_hop_s))
-        self._spawn(self._release(answer.wanted))
+        self._spawn(self._let_go(answer.wanted, fetched=True))
 
     def _load_failed(self, answer: Answer, seq: Sequence, problem: KvLoadError) -> None:
-        # A dead prefill engine makes more failed transfers than failed requests, as observed with vLLM 0.32.
-        self.metrics.failed_transfers += 2 if problem.peer_lost else 1
-        self.metrics.failed_notifications += 1 if problem.peer_lost else 0
+        line = self.connector.failed(answer.request_id, problem)
         if seq.state is State.CANCELLED:
             return
-        self.log.error(
-            f"NIXL transfer failure: transfer_setup_failed. Marking blocks as invalid | Context: "
-            f"{{'request_id': '{answer.request_id}', 'reason': '{problem}'}}"
-        )
+        self.log.error(line)
         self.runner.cancel(seq)
         if self.settings.recompute_on_failure:
             self._local(answer, self._clock())
         else:
             answer.fail()
 
-    async def _release(self, wanted: Wanted) -> None:
+    async def _let_go(self, wanted: Wanted, *, fetched: bool) -> None:
         try:
-            await self._peers.release(*_remote(wanted))
-        except KvLoadError:
-            self.metrics.failed_notifications += 1
-
-    def _transfer_params(self, answer: Answer) -> dict[str, object] | None:
-        seq = answer.seq
-        if seq is None or seq.state is not State.HELD:
-            return None
-        request_id = f"{answer.request_id}-0-{self._random.getrandbits(32):08x}"
-        blocks = self.kv_store.hold(request_id, seq, answer.digest)
-        return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_block_ids": [blocks],
-            "remote_engine_id": self.engine_id,
-            "remote_request_id": request_id,
-            "remote_host": self.settings.host,
-            "remote_port": self.settings.side_channel_port,
-            "tp_size": self.settings.tensor_parallel,
-            "dcp_size": 1,
-            "pp_size": 1,
-            "remote_num_tokens": seq.prompt_tokens,
-            "remote_blocks_expiry_time": None,
-            "transfer_mode": "pull",
-            "remote_prefill_cached_tokens": 0,
-        }
+            await self.connector.let_go(wanted, fetched=fetched)
+        except KvLoadError as problem:
+            self.log.warning(f"KV that is not needed could not be given back: {problem}")
 
     def _abandoned(self, answer: Answer) -> None:
         """The client has left: stop computing, free the blocks."""
@@ -366,7 +317,7 @@ class SimEngine:
         task.add_done_callback(self._tasks.discard)
 
     def _on_transfer(self, key: object, end_s: float) -> None:
-        self.kv_store.transferred(key, end_s)
+        self.connector.transferred(key, end_s)
 
     # -- steps
 
@@ -401,21 +352,3 @@ _ROUTES = {
     **dict.fromkeys(("/health", "/ping", "/v1/models", "/version", "/load", "/metrics"), "GET"),
     **dict.fromkeys(("/v1/completions", "/v1/chat/completions", "/tokenize"), "POST"),
 }
-
-
-def _remote(wanted: Wanted) -> tuple[str, str, int, str]:
-    """Engine id, host, port and request id out of `kv_transfer_params`."""
-    kv = wanted.kv
-    engine, host, port = kv.get("remote_engine_id"), kv.get("remote_host"), kv.get("remote_port")
-    request = kv.get("remote_request_id")
-    if not isinstance(engine, str) or not isinstance(host, str) or not isinstance(request, str):
-        raise KvLoadError(
-            "kv_transfer_params lacks remote_engine_id, remote_host or remote_request_id", peer_lost=False
-        )
-    if type(port) is not int or not 0 < port < 65536:
-        raise KvLoadError(f"kv_transfer_params has remote_port={port!r}", peer_lost=False)
-    return engine, host, port, request
-
-
-def _call_later(seconds: float, action: Callable[[], None]) -> Callable[[], None]:
-    return asyncio.get_running_loop().call_later(seconds, action).cancel

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from pytest_pdperf.engines.base import Command, Instance, Programs
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.spec.topology import FlagValue, Kind, Role, Topology
+from pytest_pdperf.spec.topology import FlagValue, Role, Topology
 
 DEFAULT_PROFILE = "fast"
 
@@ -41,15 +41,9 @@ class SimEngine:
     needs_gpu = False
 
     def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
-        """Raise UsageProblem for a connector or a fault that the simulator does not have."""
+        """Raise UsageProblem for a fault that the simulator does not have."""
         from .faults import Faults
 
-        if topology.kind is Kind.PD and topology.kv_transfer is not None:
-            connector = topology.kv_transfer.connector
-            if connector != "nixl":
-                raise UsageProblem(
-                    f"topology {topology.name!r}: kv_transfer.connector {connector!r} is not simulated; use 'nixl'"
-                )
         places = {"engine_args": topology.engine_args}
         places |= {f"roles.{role.value}.args": spec.args for role, spec in topology.roles.items()}
         for place, args in places.items():
@@ -78,8 +72,14 @@ class SimEngine:
         ]
         if instance.role is Role.PREFILL:
             argv += ["--side-channel-port", str(instance.ports.side_channel)]
-        if instance.kv_transfer is not None:
-            argv += ["--kv-transport", instance.kv_transfer.transport]
+        if (kv := instance.kv_transfer) is not None:
+            argv += ["--kv-transport", kv.transport]
+            if kv.connector != "nixl":
+                argv += ["--kv-connector", kv.connector]
+            if kv.connector == "mooncake" and instance.role is Role.PREFILL:
+                argv += ["--bootstrap-port", str(instance.ports.bootstrap)]
+            if kv.connector == "example" and instance.shared_dir is not None:
+                argv += ["--shared-storage-path", str(instance.shared_dir)]
         ignored: list[str] = []
         seed = str(instance.args.get("seed", 0))
         for key, value in instance.args.items():

@@ -26,7 +26,11 @@ class _Held:
 
 
 class KvStore:
-    """Answers the side channel. Blocks go back on decode's release, or when their lease ends without a pull."""
+    """Answers the side channel. Blocks go back on decode's release, or when their lease ends without a pull.
+
+    A store that `sends` is Mooncake's: a pull may come before its prompt and waits for as long as a lease lasts, and
+    the blocks go back as soon as they are sent.
+    """
 
     def __init__(
         self,
@@ -39,8 +43,10 @@ class KvStore:
         lease_s: float,
         call_later: Callable[[float, Callable[[], None]], Callable[[], None]],
         drop_transfer: Dice,
+        sends: bool = False,
+        on_sent: Callable[[float, int, int], None] = lambda seconds, size, blocks: None,
     ) -> None:
-        """`call_later(seconds, action)` gives back how to call it off."""
+        """`call_later(seconds, action)` gives back how to call it off; `on_sent` is told seconds, bytes and blocks."""
         self.engine_id = engine_id
         self._runner = runner
         self._metrics = metrics
@@ -49,7 +55,11 @@ class KvStore:
         self._lease_s = lease_s
         self._call_later = call_later
         self._drop_transfer = drop_transfer
+        self._sends = sends
+        self._on_sent = on_sent
         self._held: dict[str, _Held] = {}
+        self._early: dict[str, tuple[Reply, Callable[[], None]]] = {}
+        """Pulls that wait for their prompt: how to answer, and how to call the end of their patience off."""
         self._blocks = count(1)
 
     def hold(self, request_id: str, seq: Sequence, digest: bytes) -> list[int]:
@@ -57,6 +67,10 @@ class KvStore:
         held = _Held(seq, digest, seq.prompt_tokens * self._bytes_per_token)
         self._held[request_id] = held
         held.lease = self._call_later(self._lease_s, lambda: self._expire(request_id))
+        if request_id in self._early:
+            reply, patience = self._early.pop(request_id)
+            patience()
+            self._pull(request_id, reply)
         return [next(self._blocks) for _ in range(seq.blocks)]
 
     def handle(self, message: Message, reply: Reply) -> None:
@@ -94,10 +108,16 @@ class KvStore:
                 "ended_s": end_s,
             }
         )
+        if self._sends:
+            self._on_sent(end_s - held.began_s, held.size, held.seq.blocks)
+            self._release(str(key))
 
     def _pull(self, request_id: str, reply: Reply) -> None:
         held = self._held.get(request_id)
-        if held is None:
+        if held is None and self._sends and request_id not in self._early:
+            patience = self._call_later(self._lease_s, lambda: self._give_up(request_id))
+            self._early[request_id] = (reply, patience)
+        elif held is None:
             reply({"ok": False, "error": f"no KV is held for request {request_id}"})
         elif held.reply is not None:
             reply({"ok": False, "error": f"the KV of request {request_id} is being fetched already"})
@@ -105,6 +125,10 @@ class KvStore:
             held.lease()
             held.reply = reply
             held.began_s = self._runner.start_transfer(request_id, held.size)
+
+    def _give_up(self, request_id: str) -> None:
+        reply, _ = self._early.pop(request_id)
+        reply({"ok": False, "error": "Timeout waiting for P side ready."})
 
     def _release(self, request_id: str) -> bool:
         held = self._held.pop(request_id, None)

@@ -100,14 +100,14 @@ class EngineCollector:
         model_name: str,
         state: Callable[[], tuple[int, int, float]],
         cache_config: Mapping[str, str],
-        nixl: bool,
+        transfers: bool,
     ) -> None:
-        """`state` gives running requests, waiting requests and the share of KV in use."""
+        """`state` gives running requests, waiting requests and the share of KV in use; `transfers` adds NIXL's."""
         self._metrics = metrics
         self._labels = {"engine": "0", "model_name": model_name}
         self._state = state
         self._cache_config = dict(cache_config)
-        self._nixl = nixl
+        self._transfers = transfers
 
     def collect(self) -> Iterable[Metric]:
         """All families of one scrape."""
@@ -145,7 +145,7 @@ class EngineCollector:
             ("request_generation_tokens", m.request_generation),
         ):
             yield self._histogram(name, histogram)
-        if self._nixl:
+        if self._transfers:
             for name, histogram in (
                 ("nixl_xfer_time_seconds", m.transfer_time),
                 ("nixl_post_time_seconds", m.post_time),

@@ -27,7 +27,8 @@ class State(IntEnum):
 class Sequence:
     """One request inside one engine.
 
-    `kv_ready` marks a prompt whose KV is already in this engine's blocks; `hold` keeps the blocks after the last
+    `kv_ready` marks a prompt whose KV is already in this engine's blocks, `loaded` one whose first so many tokens come
+    without computing once it is scheduled; `hold` keeps the blocks after the last
     token until `StepScheduler.release` (a prefill engine waiting for decode to fetch them).
     """
 
@@ -52,6 +53,7 @@ class Sequence:
         max_tokens: int,
         *,
         kv_ready: bool = False,
+        loaded: int = 0,
         hold: bool = False,
         leaks: bool = False,
         payload: object = None,
@@ -66,7 +68,7 @@ class Sequence:
         self.hold = hold
         self.leaks = leaks
         self.payload = payload
-        self.computed = prompt_tokens if kv_ready else 0
+        self.computed = prompt_tokens if kv_ready else loaded
         self.blocks = 0
         self.first_step = -1
         """Index of the step whose end gives the first token; step i gives token i - first_step."""

@@ -9,18 +9,21 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.roles import Role
 
-from .app import Settings, SimEngine
+from .app import SimEngine
+from .connectors import CONNECTORS
 from .faults import Faults
 from .http import Connection
 from .live import with_live_faults
-from .log import WINDOW_S, Log, Windows
+from .log import WINDOW_S, Log
 from .profile import VERSION, link_named, profile_named
-from .side_channel import SideChannelServer
+from .settings import Settings
 from .timer import make_timer
+from .windows import Windows
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -30,6 +33,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--side-channel-port", type=int, default=0)
+    parser.add_argument("--kv-connector", choices=[*CONNECTORS], default="nixl")
+    parser.add_argument("--bootstrap-port", type=int, default=0, help="Mooncake: prefill's bootstrap server")
+    parser.add_argument(
+        "--shared-storage-path", type=Path, help="ExampleConnector: where KV is kept between the engines"
+    )
     parser.add_argument("--served-model-name", required=True)
     parser.add_argument("--profile", default="fast")
     parser.add_argument("--kv-transport", default="auto")
@@ -65,6 +73,9 @@ def settings_of(options: argparse.Namespace) -> Settings:
         lease_s=profile.lease_s if options.kv_lease_s is None else options.kv_lease_s,
         recompute_on_failure=options.kv_load_failure_policy == "recompute",
         seed=f"{options.seed} {options.role}",
+        connector=options.kv_connector,
+        bootstrap_port=options.bootstrap_port,
+        shared_storage=options.shared_storage_path,
     )
     for name in ("max_model_len", "max_seqs", "token_budget", "kv_blocks", "tensor_parallel"):
         if getattr(settings, name) < 1:
@@ -79,8 +90,12 @@ def settings_of(options: argparse.Namespace) -> Settings:
             f"simulated engine: {settings.kv_blocks} blocks of {profile.block_tokens} tokens cannot hold one request "
             f"of max_model_len={settings.max_model_len}"
         )
-    if settings.role is Role.PREFILL and not settings.side_channel_port:
+    if settings.role is Role.PREFILL and settings.connector != "example" and not settings.side_channel_port:
         raise UsageProblem("simulated engine: role prefill needs --side-channel-port")
+    if settings.role is Role.PREFILL and settings.connector == "mooncake" and not settings.bootstrap_port:
+        raise UsageProblem("simulated engine: role prefill needs --bootstrap-port for connector 'mooncake'")
+    if settings.connector == "example" and settings.shared_storage is None:
+        raise UsageProblem("simulated engine: connector 'example' needs --shared-storage-path")
     return settings
 
 
@@ -100,13 +115,10 @@ async def serve(settings: Settings, port: int, log: Log) -> None:
     log.info(f"Loading weights took {time.monotonic() - began:.2f} seconds (simulated)")
     engine = SimEngine(settings, log)
     engine.runner.timer = make_timer(loop, engine.runner.wake)
-    windows = Windows(log, engine.metrics, engine.state)
+    windows = Windows(log, engine.metrics, engine.state, engine.connector)
     connections: set[Connection] = set()
     handle = with_live_faults(engine, log)
-    if settings.role is Role.PREFILL:
-        await loop.create_server(
-            lambda: SideChannelServer(engine.kv_store.handle), settings.host, settings.side_channel_port
-        )
+    await engine.connector.listen(loop)
     log.info(f"Starting vLLM server (simulated) on http://{settings.host}:{port}")
     await loop.create_server(
         lambda: Connection(handle, log.access, connections), settings.host, port, backlog=1024
@@ -118,7 +130,8 @@ async def serve(settings: Settings, port: int, log: Log) -> None:
         try:
             await asyncio.wait_for(stop.wait(), WINDOW_S)
         except TimeoutError:
-            windows.transfers, engine.transfers = engine.transfers, []
+            windows.transfers = [*engine.transfers]
+            engine.transfers.clear()
             windows.tick()
     for connection in list(connections):
         connection.abort()

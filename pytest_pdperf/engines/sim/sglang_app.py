@@ -12,11 +12,13 @@ import orjson
 from pytest_pdperf.spec.roles import Role
 
 from .answer import Answer, damaged
-from .app import Settings, SimEngine
+from .app import SimEngine
+from .connector import call_later
 from .http import Exchange
 from .log import Log
 from .request import Refused, parse_object, parse_request
 from .scheduler import Sequence, State, Step
+from .settings import Settings
 from .sglang_answer import SglangAnswer
 from .sglang_info import loads, model_info, old_loads, server_info
 from .sglang_leg import PrefillLeg
@@ -31,7 +33,7 @@ from .sglang_wire import (
     parse_generate,
     refusal_body,
 )
-from .side_channel import KvLoadError
+from .side_channel import KvLoadError, PrefillPeers
 from .stream import AnswerHead
 
 _DECODE_LOG_STEPS = 40
@@ -74,6 +76,12 @@ class SglangEngine(SimEngine):
             call_later=call_later,
             drop_transfer=self._dice["drop_transfer"],
             name=f"{settings.host}:{settings.side_channel_port}",
+        )
+        self._peers = PrefillPeers(
+            handshake_s=settings.profile.handshake_s,
+            timeout_s=settings.profile.handshake_timeout_s,
+            clock=clock,
+            on_handshake=lambda peer: log.info(f"NIXL compatibility check passed (simulated, engine {peer})"),
         )
         self._loading: dict[SglangAnswer, asyncio.Task[None]] = {}
         self._page = exposition(
@@ -271,7 +279,7 @@ class SglangEngine(SimEngine):
         self.metrics.stage("decode_bootstrap", pulled.began_s - asked)
         self.metrics.stage("decode_transferred", pulled.ended_s - asked)
         self.metrics.bootstrap_ms.observe(max(0.0, pulled.began_s - asked) * 1e3)
-        answer.source = "external_kv_transfer"
+        answer.loaded = len(answer.wanted.prompt)
         digest = damaged(pulled.digest, self._random) if self._dice["corrupt"].strikes() else pulled.digest
         answer.decide(digest, self.limits.vocabulary)
         at = pulled.ended_s + self._hop(self._profile.pd_hop_s)
@@ -345,8 +353,3 @@ class SglangEngine(SimEngine):
                 f"Decode batch, #running-req: {now.running}, #token: {tokens}, token usage: {now.usage:.2f}, "
                 f"{queues}cuda graph: True, gen throughput (token/s): {rate:.2f}, #queue-req: {now.queued}"
             )
-
-
-def call_later(seconds: float, action: Callable[[], None]) -> Callable[[], None]:
-    """Run `action` later; gives back how to call it off."""
-    return asyncio.get_running_loop().call_later(seconds, action).cancel

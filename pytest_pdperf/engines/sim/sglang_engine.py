@@ -43,8 +43,7 @@ class SimSglang(SimEngine):
                 f"topology {topology.name!r}: kv_transfer.connector {kv.connector!r} is not simulated; use "
                 + " or ".join(map(repr, _CONNECTORS))
             )
-        common = KvTransfer(transport=kv.transport) if kv is not None else None
-        super().check(programs, topology.model_copy(update={"kv_transfer": common}), devices)
+        super().check(programs, topology, devices)
         _refuse_recompute(f"topology {topology.name!r}: engine_args", topology.engine_args)
         for role, spec in topology.roles.items():
             _refuse_recompute(f"topology {topology.name!r}: roles.{role.value}.args", spec.args)
@@ -56,11 +55,13 @@ class SimSglang(SimEngine):
             name = key.lstrip("-").replace("-", "_")
             args[_COMMON.get(name, name)] = value
         _refuse_recompute(f"arguments of {instance.id}", args)
+        kv = instance.kv_transfer
         common = super().command(
             replace(
                 instance,
                 ports=replace(instance.ports, side_channel=instance.ports.bootstrap),
                 args={key: value for key, value in args.items() if key not in _OWN},
+                kv_transfer=kv and KvTransfer(transport=kv.transport),
             ),
             programs,
         )

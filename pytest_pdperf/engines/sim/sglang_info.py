@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from pytest_pdperf.spec.roles import Role
 
-from .app import Settings
 from .profile import VERSION
+from .settings import Settings
 from .sglang_metrics import Levels
 
 MODES = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.SERVER: "null"}

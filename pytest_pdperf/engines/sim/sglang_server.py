@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.roles import Role
 
-from .app import Settings
 from .http import Connection
 from .live import with_live_faults
 from .log import Log
 from .profile import VERSION
 from .server import parse_arguments, settings_of
+from .settings import Settings
 from .sglang_app import Dialect, SglangEngine
 from .side_channel import SideChannelServer
 from .timer import make_timer

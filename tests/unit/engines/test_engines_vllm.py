@@ -224,7 +224,6 @@ def test_a_missing_program_says_what_to_do(tmp_path: Path) -> None:
             r"roles\.prefill\.tensor_parallel is 2",
         ),
         ({"kv_transfer": {"transport": "rdma"}}, ("cpu",), r"transport is 'rdma'"),
-        ({"kv_transfer": {"connector": "example"}}, ("0",), r"shared_storage_path"),
     ],
 )
 def test_what_is_known_to_fail_is_refused(

@@ -107,6 +107,11 @@ def test_smg_is_started_empty_by_the_helper_that_registers_the_workers(connector
     assert pairs(argv[cut + 3 :]) == [*COMMON, ("--disable-tokenizer-autoload",), ("--pd-disaggregation",)]
 
 
+def test_smg_refuses_a_connector_whose_legs_it_would_send_at_once() -> None:
+    with pytest.raises(UsageProblem, match=r"'smg'.*'example'.*vllm_router.*nixl, mooncake"):
+        SMG.command(router(connector="example"), NOWHERE)
+
+
 @BOTH
 def test_aggregated_servers_go_on_the_command_line(product: Router) -> None:
     command = product.command(router(Kind.AGGREGATED), NOWHERE)

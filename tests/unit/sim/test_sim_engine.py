@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pytest_pdperf.engines.base import Instance, Ports, Programs
+from pytest_pdperf.engines.sim.app import SimEngine
+from pytest_pdperf.engines.sim.connector import Transfer
 from pytest_pdperf.engines.sim.engine import ENGINE
-from pytest_pdperf.engines.sim.log import Log, Windows
-from pytest_pdperf.engines.sim.metrics import EngineMetrics
+from pytest_pdperf.engines.sim.log import Log
 from pytest_pdperf.engines.sim.server import parse_arguments, settings_of
+from pytest_pdperf.engines.sim.windows import Windows
 from pytest_pdperf.errors import UsageProblem
+from pytest_pdperf.evidence.kv_logs import KvWindow, parse_kv_windows
 from pytest_pdperf.spec.topology import FlagValue, Kind, KvTransfer, Role, RoleSpec, Topology
 
 PROGRAMS = Programs(())
+
+
+def engine_with(connector: str, lines: list[str], *options: str) -> SimEngine:
+    """A decode engine without sockets that writes its log into `lines`."""
+    argv = ["--role", "decode", "--port", "1", "--served-model-name", "m", "--kv-connector", connector]
+    return SimEngine(settings_of(parse_arguments([*argv, *options])), Log(lines.append))
 
 
 def instance(
@@ -95,7 +106,6 @@ def test_a_structured_value_for_a_known_flag_is_a_usage_problem() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kv_transfer": {"connector": "mooncake"}}, "'mooncake' is not simulated"),
         (
             {"engine_args": {"faults": "leek=1"}},
             "engine_args.faults: unknown fault 'leek', did you mean 'leak'",
@@ -145,30 +155,68 @@ def test_what_it_says_of_itself() -> None:
     assert ENGINE.supported_prompts() == {"token_ids", "text"}
 
 
-def test_the_transfer_window_in_the_log() -> None:
+MIB = 1 << 20
+SHARED = (
+    "Num successful transfers=2",
+    "Avg xfer time (ms)=10.0,",
+    "P90 xfer time (ms)=11.6,",
+    "Avg MB per transfer=48.0,",
+    "Throughput (MB/s)=4800.0,",
+    "Avg number of descriptors=6.0,",
+)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+@pytest.mark.parametrize("connector", ["nixl", "mooncake", "example"])
+def test_the_connector_reaches_the_server_with_what_it_needs(
+    connector: str, role: Role, tmp_path: Path
+) -> None:
+    one = replace(
+        instance(role),
+        ports=Ports(http=8000, side_channel=5600, bootstrap=8998),
+        kv_transfer=KvTransfer.model_validate({"connector": connector, "transport": "tcp"}),
+        shared_dir=tmp_path if connector == "example" else None,
+    )
+    settings = settings_of(parse_arguments(ENGINE.command(one, PROGRAMS).argv[3:]))
+    assert settings.connector == connector
+    assert settings.bootstrap_port == (8998 if (connector, role) == ("mooncake", Role.PREFILL) else 0)
+    assert settings.shared_storage == (tmp_path if connector == "example" else None)
+
+
+@pytest.mark.parametrize(
+    ("connector", "shown", "absent"),
+    [
+        ("nixl", (*SHARED, "Avg post time (ms)=3.0,", "Num failed transfers=3,"), "recvs"),
+        ("mooncake", (*SHARED, "Num failed transfers=0, Num failed recvs=3,"), "post time"),
+    ],
+)
+def test_the_transfer_window_in_the_log(connector: str, shown: tuple[str, ...], absent: str) -> None:
     lines: list[str] = []
-    metrics = EngineMetrics()
-    windows = Windows(Log(lines.append), metrics, lambda: (1, 2, 0.5))
-    mib = 1 << 20
-    windows.transfers = [(0.008, 0.002, 32 * mib, 4), (0.012, 0.004, 64 * mib, 8)]
-    metrics.failed_transfers = 3
+    engine = engine_with(connector, lines)
+    windows = Windows(engine.log, engine.metrics, lambda: (1, 2, 0.5), engine.connector)
+    windows.transfers = [Transfer(0.008, 0.002, 32 * MIB, 4), Transfer(0.012, 0.004, 64 * MIB, 8)]
+    engine.metrics.failed_transfers = 3
     windows.tick()
     (line,) = [text for text in lines if "KV Transfer metrics" in text]
-    for part in (
-        "Num successful transfers=2",
-        "Avg xfer time (ms)=10.0,",
-        "P90 xfer time (ms)=11.6,",
-        "Avg post time (ms)=3.0,",
-        "Avg MB per transfer=48.0,",
-        "Throughput (MB/s)=4800.0,",
-        "Avg number of descriptors=6.0,",
-        "Num failed transfers=3,",
-    ):
+    for part in shown:
         assert part in line
+    assert absent not in line
+    (window,) = parse_kv_windows(line)
+    assert isinstance(window, KvWindow)
+    assert (window.connector, window.successful, window.failed) == (connector, 2, 3)
     (load,) = [text for text in lines if "Engine 000" in text]
     assert "Running: 1 reqs, Waiting: 2 reqs, GPU KV cache usage: 50.0%" in load
     windows.tick()
     assert sum("KV Transfer metrics" in text for text in lines) == 1, "only windows with transfers are logged"
+
+
+def test_a_connector_that_counts_nothing_logs_no_window(tmp_path: Path) -> None:
+    lines: list[str] = []
+    engine = engine_with("example", lines, "--shared-storage-path", str(tmp_path))
+    windows = Windows(engine.log, engine.metrics, lambda: (0, 0, 0.0), engine.connector)
+    windows.transfers = [Transfer(0.008, 0.002, 32 * MIB, 4)]
+    windows.tick()
+    assert not [text for text in lines if "KV Transfer metrics" in text]
 
 
 def test_access_lines_are_those_of_uvicorn() -> None:

@@ -30,8 +30,10 @@ from pytest_pdperf.engines.sim.side_channel import (
 class Prefill:
     """A store with one held prompt, a clock and leases that the test ends."""
 
-    def __init__(self, drop: Chance | None = None) -> None:
+    def __init__(self, drop: Chance | None = None, *, sends: bool = False, early: bool = False) -> None:
         self.now = 0.0
+        self.sent: list[tuple[float, int, int]] = []
+        self.early: list[Message] = []
         self.metrics = EngineMetrics()
         self.leases: list[Callable[[], None]] = []
         self.runner = Runner(
@@ -52,7 +54,11 @@ class Prefill:
             lease_s=30.0,
             call_later=self._call_later,
             drop_transfer=Dice(drop or Chance(), Random(0)),
+            sends=sends,
+            on_sent=lambda seconds, size, blocks: self.sent.append((seconds, size, blocks)),
         )
+        if early:
+            self.early = self.ask("pull")
         self.seq = Sequence(100, 1, hold=True)
         self.runner.submit(self.seq, 0.0)
         self.now = 1.0
@@ -143,6 +149,39 @@ def test_two_pulls_of_one_request_are_one_too_many() -> None:
     prefill = Prefill()
     assert prefill.ask("pull") == []
     assert prefill.ask("pull")[0]["ok"] is False
+
+
+def test_a_sending_store_frees_its_blocks_as_soon_as_they_are_sent_and_counts_them() -> None:
+    prefill = Prefill(sends=True)
+    answers = prefill.ask("pull")
+    assert prefill.runner.scheduler.used_blocks == 7
+    prefill.now = 2.5
+    prefill.runner.wake()
+    assert [answer["tokens"] for answer in answers] == [100]
+    assert prefill.sent == [(1.0, 1000, 7)]
+    assert prefill.runner.scheduler.used_blocks == 0
+    assert prefill.leases == []
+    assert prefill.metrics.notifications_after_expiry == 0
+
+
+def test_a_pull_that_comes_before_its_prompt_waits_for_it() -> None:
+    prefill = Prefill(sends=True, early=True)
+    assert prefill.early == [], "it was asked for before there was anything"
+    assert len(prefill.leases) == 0, "neither patience nor lease runs while the transfer does"
+    prefill.now = 2.5
+    prefill.runner.wake()
+    assert [answer["ok"] for answer in prefill.early] == [True]
+    assert prefill.runner.scheduler.used_blocks == 0
+
+
+def test_a_pull_whose_prompt_never_comes_is_told_so() -> None:
+    prefill = Prefill(sends=True)
+    answers = prefill.ask("pull", request_id="never")
+    assert answers == []
+    assert prefill.ask("pull", request_id="never")[0]["ok"] is False, "one pull a prompt"
+    patience = prefill.leases[-1]
+    patience()
+    assert answers == [{"ok": False, "error": "Timeout waiting for P side ready."}]
 
 
 # -- the wire

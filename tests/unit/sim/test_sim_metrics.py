@@ -50,9 +50,13 @@ NIXL_NAMES = (
 )
 
 
-def render(metrics: EngineMetrics, *, nixl: bool = True) -> Callable[[], bytes]:
+def render(metrics: EngineMetrics, *, transfers: bool = True) -> Callable[[], bytes]:
     collector = EngineCollector(
-        metrics, model_name="m", state=lambda: (3, 2, 0.25), cache_config={"block_size": "16"}, nixl=nixl
+        metrics,
+        model_name="m",
+        state=lambda: (3, 2, 0.25),
+        cache_config={"block_size": "16"},
+        transfers=transfers,
     )
     return exposition(collector)
 
@@ -88,7 +92,7 @@ def test_all_names_are_there_with_vllms_labels() -> None:
 
 
 def test_an_engine_without_connector_has_no_nixl_series() -> None:
-    found = samples(render(EngineMetrics(), nixl=False)())
+    found = samples(render(EngineMetrics(), transfers=False)())
     assert not [name for name in found if "nixl" in name]
 
 

@@ -384,3 +384,13 @@ def test_slow_engines_are_slow_where_they_should_be(fault: str, prefill: float, 
     healthy, slow = lengths(Faults()), lengths(Faults.parse(fault))
     assert slow[0] == pytest.approx(prefill * healthy[0])
     assert slow[1] == pytest.approx(decode * healthy[1])
+
+
+def test_what_is_loaded_is_not_computed_but_takes_its_blocks() -> None:
+    engine = scheduler()
+    seq = Sequence(100, 2, loaded=96)
+    engine.submit(seq, 0.0)
+    (first, second) = drain(engine)
+    assert (first.prefill_tokens, second.prefill_tokens) == (4, 0), "of 100 tokens, within a budget of 64"
+    assert seq.state is State.DONE
+    assert engine.used_blocks == 0
