@@ -62,6 +62,7 @@ def watched_of(stack: Stack, topology: Topology, placement: Placement, inventory
         logs=stack.logs,
         uuids=tuple(dict.fromkeys(gpu.uuid for one in placement.placed for gpu in gpus_of(one.devices))),
         asked=topology.kv_transfer.transport if topology.kv_transfer else "auto",
+        whole_blocks=topology.kv_transfer is not None and topology.kv_transfer.connector == "example",
         nvlink_between=all(path.startswith("NV") for path in paths) if paths else None,
         tensor_parallel=any(spec.tensor_parallel > 1 for spec in topology.roles.values()),
     )

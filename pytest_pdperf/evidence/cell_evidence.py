@@ -22,7 +22,8 @@ from .gpu_trace import GpuSummary, Look, ThrottleVerdict, energy_per_token, judg
 from .kv_errors import KvErrors, read_kv_errors
 from .kv_logs import KvLogVerdict, judge_kv_logs
 from .names import Quantity
-from .readings import engine_of, observations
+from .path import whole_block_tail
+from .readings import block_tokens, engine_of, observations
 from .record import Evidence, Expected
 from .transport import LinkBytes, LogTransport, TransportVerdict, judge_transport
 from .ttft_split import TtftSplit, split_ttft
@@ -53,6 +54,8 @@ class Watched:
     uuids: tuple[str, ...] = ()
     """GPUs of this stack; none for the simulator and CPU."""
     asked: Literal["auto", "tcp", "rdma", "nvlink"] = "auto"
+    whole_blocks: bool = False
+    """The connector moves whole blocks only and leaves the end of each prompt to decode."""
     nvlink_between: bool | None = None
     """Whether NVLink joins the GPUs of prefill and decode; None when it is not known."""
     tensor_parallel: bool = False
@@ -145,7 +148,7 @@ def judge_cell(watched: Watched, seen: Seen, records: CellRecords) -> CellEviden
     requests = records.requests
     after = seen.drain.snapshots
     span = wall(requests)
-    expected = expected_of(records)
+    expected = expected_of(records, _block(watched, after) if watched.whole_blocks else None)
     evidence = judge_evidence(
         watched.kind, seen.before, after, expected, watched.roles, wall_s=span.seconds or None
     )
@@ -219,15 +222,24 @@ def outside_ms(
     return direct_mean_ms - inside
 
 
-def expected_of(records: CellRecords) -> Expected:
-    """What the servers must have seen: unknown token sums stay unknown."""
+def expected_of(records: CellRecords, block: int | None = None) -> Expected:
+    """What the servers must have seen: unknown sums stay unknown. `block` is that of a connector of whole blocks."""
     prompts = [request.prompt_tokens for request in records.requests]
+    known = [n for n in prompts if n is not None]
     outputs = [request.completion_tokens for request in records.requests]
     return Expected(
         requests=len(records.requests),
-        prompt_tokens=None if None in prompts else sum(n for n in prompts if n is not None),
+        prompt_tokens=None if None in prompts else sum(known),
         completion_tokens=None if None in outputs else sum(n for n in outputs if n is not None),
+        tail_tokens=whole_block_tail(known, block) if block else 0.0,
     )
+
+
+def _block(watched: Watched, pages: Mapping[str, Snapshot | Unknown]) -> int | None:
+    ends = [pages.get(name) for name, role in watched.roles.items() if role is Role.DECODE]
+    sizes = {block_tokens(page) for page in ends if isinstance(page, Snapshot)}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return size if isinstance(size, int) else None
 
 
 def _split(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .record import Expected, Status
@@ -34,6 +35,14 @@ class Path:
     status: Status
     proven: int | None
     detail: str
+
+
+def whole_block_tail(prompts: Sequence[int], block: int) -> float:
+    """Mean tokens at a prompt's end that vLLM's ExampleConnector leaves to decode, with `block` tokens a block.
+
+    It moves whole blocks and always leaves two tokens or more (vLLM 0.32, `example_connector.py`).
+    """
+    return sum(n - max(0, n - 2) // block * block for n in prompts) / len(prompts) if prompts else 0.0
 
 
 def judge_path(counts: Counts, expected: Expected) -> Path:

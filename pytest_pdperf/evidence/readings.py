@@ -17,6 +17,13 @@ def engine_of(snapshot: Snapshot) -> str | None:
     return None
 
 
+def block_tokens(snapshot: Snapshot) -> int | Unknown:
+    """Tokens in a KV block, from vLLM's `cache_config_info`."""
+    sizes = {row.label("block_size") for row in snapshot.select("vllm:cache_config_info")}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return int(size) if size is not None and size.isdecimal() else Unknown("block size is not on the page")
+
+
 def _wire_name(form: Form) -> str:
     return f"{form.metric}_{form.part or 'count'}" if form.kind == "histogram" else form.metric
 

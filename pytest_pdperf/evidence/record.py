@@ -35,9 +35,9 @@ class Expected:
     prompt_tokens: int | None = None
     """Sum over those requests; None when not all lengths are known."""
     completion_tokens: int | None = None
-    tail_tokens: int = 0
-    """Tokens at the end of each prompt that decode may compute itself: block size - 1 for connectors that
-    move whole blocks only, else 0."""
+    tail_tokens: float = 0.0
+    """Tokens at the end of a prompt that decode may compute itself, mean over the requests: what connectors of whole
+    blocks leave (see `whole_block_tail`), else 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,27 @@ def test_auto_only_records_what_ran_and_an_unknown_transport_is_said() -> None:
     assert "what ran is not known" in dark.warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("moved", "whole_blocks", "status"),
+    [(4080, True, Status.PROVEN), (4080, False, Status.PARTIAL), (4064, True, Status.PARTIAL)],
+)
+def test_a_connector_of_whole_blocks_leaves_the_end_of_each_prompt_to_decode(
+    moved: int, whole_blocks: bool, status: Status
+) -> None:
+    """Blocks of 16 tokens: of 4096 tokens 4080 are moved, of each of ten requests."""
+    text = (DATA / "vllm_decode.prom").read_text()
+    for source, count in (("external_kv_transfer", moved), ("local_compute", 4096 - moved), ("p2p", moved)):
+        head = f'source="{source}"}} '
+        line = next(line for line in text.splitlines() if head in line)
+        text = text.replace(line, f"{line.rpartition(' ')[0]} {10 * count}.0")
+    decode = parse_exposition(text)
+    assert isinstance(decode, Snapshot)
+    drain = replace(SEEN.drain, snapshots={**AFTER, "decode-0": decode})
+    found = judge_cell(replace(WATCHED, whole_blocks=whole_blocks), replace(SEEN, drain=drain), records())
+    assert found.evidence.status is status
+    assert found.evidence.valid is (status is Status.PROVEN)
+
+
 def looks(reasons: tuple[str, ...], watts: float = 500.0) -> tuple[Look, ...]:
     return tuple(
         Look(START_S + t, uuid, 1500, watts, 80, reasons, False)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_pdperf.evidence.exposition import Snapshot, Unknown, parse_exposition
-from pytest_pdperf.evidence.path import Counts, judge_path
+from pytest_pdperf.evidence.path import Counts, judge_path, whole_block_tail
 from pytest_pdperf.evidence.record import Evidence, Expected, Status
 from pytest_pdperf.evidence.verdict import imbalance, judge_evidence
 from pytest_pdperf.spec.topology import Kind, Role
@@ -215,6 +215,14 @@ def test_connectors_that_move_whole_blocks_may_leave_a_tail() -> None:
     assert judge_path(counts, Expected(10, 3000)).status is Status.PARTIAL
     assert judge_path(counts, Expected(10, 3000, tail_tokens=127)).status is Status.PROVEN
     assert judge_path(counts, Expected(10, 3000, tail_tokens=43)).status is Status.PARTIAL
+
+
+@pytest.mark.parametrize(
+    ("prompts", "tail"),
+    [([300], 44), ([258], 2), ([257], 129), ([129], 129), ([64], 64), ([300, 64], 54), ([1], 1), ([], 0)],
+)
+def test_the_tail_is_exact_so_that_no_bypassed_request_hides_in_it(prompts: list[int], tail: float) -> None:
+    assert whole_block_tail(prompts, 128) == tail
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ SIZES = {
     "aggregated-3x-tp2": (Kind.AGGREGATED, 6, ("server-0", "server-1", "server-2")),
     "pd-1p2d-tp2-tcp": (Kind.PD, 6, ("prefill-0", "decode-0", "decode-1")),
     "pd-1p1d-mooncake-tcp": (Kind.PD, 2, ("prefill-0", "decode-0")),
+    "pd-1p1d-example": (Kind.PD, 2, ("prefill-0", "decode-0")),
     "first-measurement": (Kind.PD, 8, ("prefill-0", "decode-0")),
     "first-measurement-aggregated": (Kind.AGGREGATED, 8, ("server-0", "server-1")),
 }

@@ -93,7 +93,8 @@ def test_quick_stays_quick() -> None:
 
 
 def test_cpu_smoke_fits_the_tiny_model() -> None:
-    assert all(cell.max_context <= 1024 for cell in find_workload("cpu-smoke", SHIPPED).cells)
+    for name in ("cpu-smoke", "cpu-blocks"):
+        assert all(cell.max_context <= 1024 for cell in find_workload(name, SHIPPED).cells)
 
 
 def test_sweep_covers_what_it_says() -> None:
