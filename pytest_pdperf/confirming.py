@@ -22,7 +22,7 @@ from .gate.confirm import (
     plan,
 )
 from .gate.mask import unmask
-from .gate.statistics import Pooled, log_score
+from .gate.statistics import Share, log_score
 from .gate.verdict import CellVerdict, Verdict, worst
 from .judging import JudgedCell, Judging
 from .measure.cell_result import CellResult
@@ -111,16 +111,17 @@ class Confirming:
             return withdrawn
         design = Design.PAIRED if self._paired else Design.UNPAIRED
         readings: dict[tuple[str, str], Readings] = {}
-        within: dict[str, Pooled] = {}
+        within: dict[str, list[tuple[float, int]]] = {}
         for group in self._ordered(waiting, suspects):
             found = [suspect for cell in group for suspect in suspects[cell.id]]
             stage = self._plan(found)
             if self._fits(group, stage, found):
                 readings |= readings_of(found, self._measure(group, stage))
-            for metric, pooled in self._judging.store.sessions(group[0].key).items():
-                within[metric] = _joined(within.get(metric), pooled)
+            for metric, share in self._judging.store.sessions(group[0].key).items():
+                within.setdefault(metric, []).append((share.value, share.freedom))
         every = [suspect for cell in waiting for suspect in suspects[cell.id]]
-        confirmations = decide(design, every, readings, within)
+        shares = {metric: Share.of(parts) for metric, parts in within.items()}
+        confirmations = decide(design, every, readings, shares)
         for cell in waiting:
             cell.verdict = self._decided(cell, suspects[cell.id], confirmations)
         return [*withdrawn, *waiting]
@@ -274,11 +275,3 @@ def _with_rows(verdict: CellVerdict, old: Verdict, new: Verdict, note: str) -> C
         for row in verdict.rows
     )
     return CellVerdict(rows=rows, verdict=worst([row.verdict for row in rows]))
-
-
-def _joined(first: Pooled | None, second: Pooled) -> Pooled:
-    """Variance pooled over both, weighted with the degrees of freedom."""
-    if first is None or first.freedom + second.freedom == 0:
-        return second
-    freedom = first.freedom + second.freedom
-    return Pooled((first.variance * first.freedom + second.variance * second.freedom) / freedom, freedom)

@@ -58,7 +58,7 @@ def ours(baseline: Scores, session: Session, *, paired: bool) -> Judged:
     if paired:
         offset = np.minimum(np.median(difference, axis=1, keepdims=True), 0)
         suspect |= difference - offset > limit
-        effect, p = _paired(baseline, session, suspect, v0 / everywhere)
+        effect, p = _paired(baseline, session, suspect, v0)
         extra = 4
     else:
         effect = session.candidate[:, 1:3].mean(axis=1) - center
@@ -69,19 +69,20 @@ def ours(baseline: Scores, session: Session, *, paired: bool) -> Judged:
     return Judged(suspect, failed, noise > 2 * allowed, launches)
 
 
-def _paired(baseline: Scores, session: Session, suspect: Flags, scale: Scores) -> tuple[Scores, Scores]:
-    """A B B A: effect and one-sided p, with the variance of launches within a session."""
+def _paired(baseline: Scores, session: Session, suspect: Flags, v0: Scores) -> tuple[Scores, Scores]:
+    """A B B A: effect and one-sided p, with the share of v0 that is left within a session."""
     nights, _, series = baseline.shape
     shape = (nights, CELLS, len(METRIC_IDS))
     b, a = session.candidate[:, 1:3], session.reference
     effect = b.mean(axis=1) - a.mean(axis=1)
     own = (b.var(axis=1, ddof=1) + a.var(axis=1, ddof=1)) / 2
-    residual = (own * suspect).reshape(shape)
+    residual = (own / v0 * suspect).reshape(shape)
     counted = suspect.reshape(shape)
     others = residual.sum(axis=1, keepdims=True) - residual
     others_freedom = 2 * (counted.sum(axis=1, keepdims=True) - counted)
-    stored = baseline[:, :2].var(axis=1, ddof=1).reshape(shape).sum(axis=1, keepdims=True)
-    prior = ((2 * others + stored) / (others_freedom + CELLS)).reshape(nights, series) * scale
+    stored = (baseline[:, :2].var(axis=1, ddof=1) / v0).reshape(shape).mean(axis=1, keepdims=True)
+    share = (2 * others + CELLS * np.minimum(stored, 1)) / (others_freedom + CELLS)
+    prior = share.reshape(nights, series) * v0
     variance = (PRIOR_WEIGHT * prior + 2 * own) / (PRIOR_WEIGHT + 2)
     return effect, stdtr(PRIOR_WEIGHT + 2, -effect / np.sqrt(variance))
 

@@ -36,6 +36,7 @@ from pytest_pdperf.errors import UsageProblem
 
 from .catalogue import Catalogue, nearest, spec_of
 from .fingerprint import BaselineKey, CellRef, digest_of
+from .statistics import Pooled, log_score, pool
 
 SCHEMA = 1
 
@@ -209,6 +210,7 @@ class CellBaseline:
     def __init__(self, ref: CellRef, pin: Pin) -> None:
         self.ref = ref
         self.pin = pin
+        self._spreads: dict[tuple[str, int], Pooled] = {}
 
     @property
     def launches(self) -> tuple[Launch, ...]:
@@ -223,6 +225,13 @@ class CellBaseline:
     def values(self, metric: str) -> tuple[float, ...]:
         """One value a launch that measured this metric, oldest first."""
         return tuple(launch.values[metric] for launch in self.launches if metric in launch.values)
+
+    def spread(self, metric: str, direction: int) -> Pooled:
+        """v of one metric with its B-1; kept, as every sibling asks for it."""
+        place = (metric, direction)
+        if place not in self._spreads:
+            self._spreads[place] = pool([[log_score(value, direction) for value in self.values(metric)]])
+        return self._spreads[place]
 
     @property
     def last_date(self) -> datetime:

@@ -20,6 +20,7 @@ from .statistics import (
     CONFIDENCE,
     PRIOR_WEIGHT,
     Pooled,
+    Share,
     floor_score,
     freedom_of,
     holm,
@@ -65,8 +66,6 @@ class Suspect:
     """s2: moderated launch-to-launch variance, nights included."""
     prior: float
     """v0."""
-    scale: float = 1.0
-    """`Pooled.scale` of v0: how noisy cells of this concurrency are beside all cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +143,7 @@ def find_suspects(
             continue
         allowed = tolerance_of(row.metric, spec)
         summary = summarise([log_score(value, spec.direction) for value in baseline.values(row.metric)])
-        pooled = siblings.get(row.metric)
-        prior = prior_variance(pooled, spec.prior_sd)
+        prior = prior_variance(siblings.get(row.metric), spec.prior_sd)
         floor = floor_score(value_of(summary.center, spec.direction), allowed.floor, spec.direction)
         found.append(
             Suspect(
@@ -157,7 +155,6 @@ def find_suspects(
                 launches=summary.launches,
                 variance=moderated_variance(prior, summary.variance, summary.launches),
                 prior=prior,
-                scale=pooled.scale if pooled is not None else 1.0,
             )
         )
     return tuple(found)
@@ -183,11 +180,11 @@ def decide(
     design: Design,
     suspects: Sequence[Suspect],
     readings: Mapping[tuple[str, str], Readings],
-    within: Mapping[str, Pooled] | None = None,
+    within: Mapping[str, Share] | None = None,
 ) -> tuple[Confirmation, ...]:
     """Judge every suspect on its fresh launches alone; the launch that raised the suspicion takes no part.
 
-    `readings` is keyed (cell, metric). `within` is the variance within a session per metric
+    `readings` is keyed (cell, metric). `within` is phi per metric: what part of v0 is left within a session
     (`BaselineStore.sessions`). A suspect without complete readings counts in Holm's family with p = 1.
     """
     if design is Design.PAIRED:
@@ -221,8 +218,14 @@ def _unpaired(suspect: Suspect, reading: Readings | None) -> Confirmation:
 
 
 def _paired(
-    suspects: Sequence[Suspect], readings: Mapping[tuple[str, str], Readings], within: Mapping[str, Pooled]
+    suspects: Sequence[Suspect], readings: Mapping[tuple[str, str], Readings], within: Mapping[str, Share]
 ) -> list[Confirmation]:
+    """Mean of the candidate's launches against that of the reference's, tested with
+
+        s2_w = (8*phi*v0 + 2*r) / (8 + 2)        SE = sqrt(s2_w * (1/2 + 1/2))        t on 8 + 2
+
+    r: variance of this suspect's launches around the mean of their arm, phi: see `_share`.
+    """
     arms: list[tuple[list[float], list[float]] | None] = []
     for suspect in suspects:
         reading = readings.get((suspect.cell, suspect.metric))
@@ -241,11 +244,11 @@ def _paired(
             )
             continue
         others = [
-            residual
+            (residual.variance / suspects[other].prior, residual.freedom)
             for other, residual in enumerate(residuals)
-            if other != index and suspects[other].metric == suspect.metric
+            if other != index and suspects[other].metric == suspect.metric and suspects[other].prior > 0
         ]
-        prior = _within(suspect, within.get(suspect.metric), others)
+        prior = _share(within.get(suspect.metric), others) * suspect.prior
         own = residuals[index]
         variance = (PRIOR_WEIGHT * prior + own.freedom * own.variance) / (PRIOR_WEIGHT + own.freedom)
         candidate, reference = arm
@@ -265,15 +268,15 @@ def _residual(arm: tuple[list[float], list[float]]) -> Pooled:
     return Pooled(squares / freedom, freedom)
 
 
-def _within(suspect: Suspect, stored: Pooled | None, others: Sequence[Pooled]) -> float:
-    """The variance to expect within a session: measured there if it can be, else v0, which is too large and
-    therefore safe. Measured over all cells, it is scaled to the noise of the suspect's concurrency.
+def _share(stored: Share | None, others: Sequence[tuple[float, int]]) -> float:
+    """phi for one suspect: from the baselines' sessions and from tonight's launches of the metric's other suspects.
+
+    A component of a variance cannot exceed it, so the stored one counts as 1 at most. Tonight's may: a night that
+    is noisier than any before it must not be tested against the calm ones. With fewer than 8 degrees of freedom
+    it is 1, which is too large and therefore safe.
     """
-    known = [*others, stored] if stored is not None else list(others)
-    freedom = sum(pooled.freedom for pooled in known)
-    if freedom < PRIOR_WEIGHT:
-        return suspect.prior
-    return suspect.scale * sum(pooled.variance * pooled.freedom for pooled in known) / freedom
+    known = Share.of([*others, *([(min(stored.value, 1.0), stored.freedom)] if stored is not None else [])])
+    return known.value if known.freedom >= PRIOR_WEIGHT else 1.0
 
 
 def _tested(suspect: Suspect, design: Design, effect: float, error: float, freedom: int) -> Confirmation:

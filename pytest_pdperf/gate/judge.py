@@ -14,9 +14,11 @@ from .catalogue import Catalogue, MetricSpec, nearest, spec_of
 from .statistics import (
     PRIOR_WEIGHT,
     Pooled,
+    Share,
     floor_score,
     limit_for,
     log_score,
+    merged,
     pool,
     prior_variance,
     relative_worsening,
@@ -314,8 +316,8 @@ def pooled_siblings(
     Noise depends on concurrency (TTFT spreads several times as much at 8 as at 1), so cells of the same concurrency
     are pooled alone as soon as they carry `PRIOR_WEIGHT` degrees of freedom; until then all are.
     """
-    every: dict[str, list[list[float]]] = {}
-    alike: dict[str, list[list[float]]] = {}
+    every: dict[str, list[Pooled]] = {}
+    alike: dict[str, list[Pooled]] = {}
     own = baselines.get(cell)
     for other, baseline in baselines.items():
         if other == cell:
@@ -324,40 +326,45 @@ def pooled_siblings(
             spec = spec_of(name, catalogue)
             if spec is None:
                 continue
-            scores = [log_score(v, spec.direction) for v in baseline.values(name)]
-            every.setdefault(name, []).append(scores)
+            spread = baseline.spread(name, spec.direction)
+            every.setdefault(name, []).append(spread)
             if own is not None and own.ref.level == baseline.ref.level:
-                alike.setdefault(name, []).append(scores)
-    return {name: _nearest_pool(pool(alike.get(name, ())), pool(scores)) for name, scores in every.items()}
+                alike.setdefault(name, []).append(spread)
+    found = {}
+    for name, spreads in every.items():
+        near = merged(alike.get(name, ()))
+        found[name] = near if near.freedom >= PRIOR_WEIGHT else merged(spreads)
+    return found
 
 
-def _nearest_pool(alike: Pooled, every: Pooled) -> Pooled:
-    if alike.freedom < PRIOR_WEIGHT:
-        return every
-    return replace(alike, scale=alike.variance / every.variance if every.variance > 0 else 1.0)
+def pooled_sessions(baselines: Mapping[str, CellBaseline], catalogue: Catalogue) -> dict[str, Share]:
+    """phi per metric: how much of v0 is left between launches of one session, over every cell and session with
+    two launches or more.
 
-
-def pooled_sessions(baselines: Mapping[str, CellBaseline], catalogue: Catalogue) -> dict[str, Pooled]:
-    """Launch-to-launch variance within one session per metric, over every cell and session with two
-    launches or more.
-
-    Smaller than v0, which also holds what changes from night to night; a paired comparison cancels that
-    part.
+    Each cell's variance within a session is taken relative to the v0 that the judge would use for that cell, so
+    that quiet cells count as much as loud ones. At most 1 in truth; a larger value is chance, and left to the
+    user of the number.
     """
-    groups: dict[str, list[list[float]]] = {}
-    for baseline in baselines.values():
+    parts: dict[str, list[tuple[float, int]]] = {}
+    for cell, baseline in baselines.items():
         sessions: dict[str, list[Mapping[str, float]]] = {}
         for launch in baseline.launches:
             if launch.session:
                 sessions.setdefault(launch.session, []).append(launch.values)
+        repeated = [launches for launches in sessions.values() if len(launches) > 1]
+        siblings = pooled_siblings(baselines, cell, catalogue) if repeated else {}
         for name in baseline.metrics:
             spec = spec_of(name, catalogue)
             if spec is None:
                 continue
-            for launches in sessions.values():
-                scores = [log_score(values[name], spec.direction) for values in launches if name in values]
-                groups.setdefault(name, []).append(scores)
-    return {name: pool(scores) for name, scores in groups.items()}
+            within = pool(
+                [log_score(values[name], spec.direction) for values in launches if name in values]
+                for launches in repeated
+            )
+            v0 = prior_variance(siblings.get(name), spec.prior_sd)
+            if within.freedom and v0 > 0:
+                parts.setdefault(name, []).append((within.variance / v0, within.freedom))
+    return {name: Share.of(known) for name, known in parts.items()}
 
 
 def _join(*parts: str) -> str:

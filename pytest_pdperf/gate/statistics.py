@@ -92,17 +92,38 @@ class Pooled:
     variance: float
     freedom: int
     """Degrees of freedom behind it; below `PRIOR_WEIGHT` the metric's shipped prior is used instead."""
-    scale: float = 1.0
-    """Where only cells of one concurrency were pooled: their variance relative to that of all cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """phi: the part of a metric's launch-to-launch variance that is left between launches of one session.
+
+    A paired comparison cancels the rest, which is what nights differ by. Being a ratio, it can be pooled over
+    cells that are not equally noisy.
+    """
+
+    value: float
+    freedom: int
+    """Degrees of freedom behind it; below `PRIOR_WEIGHT` no cancelling is assumed."""
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[float, int]]) -> Share:
+        """Pool (ratio, degrees of freedom) pairs."""
+        known = list(parts)
+        freedom = sum(count for _, count in known)
+        return cls(sum(ratio * count for ratio, count in known) / freedom if freedom else 1.0, freedom)
 
 
 def pool(groups: Iterable[Sequence[float]]) -> Pooled:
     """Pool the variances of several cells' scores, each weighted with its B-1."""
-    squares, freedom = 0.0, 0
-    for scores in groups:
-        if len(scores) > 1:
-            squares += sample_variance(scores) * (len(scores) - 1)
-            freedom += len(scores) - 1
+    return merged(Pooled(sample_variance(scores), len(scores) - 1) for scores in groups if scores)
+
+
+def merged(parts: Iterable[Pooled]) -> Pooled:
+    """One variance from several, each weighted with its degrees of freedom."""
+    known = list(parts)
+    freedom = sum(part.freedom for part in known)
+    squares = sum(part.variance * part.freedom for part in known)
     return Pooled(variance=squares / freedom if freedom else 0.0, freedom=freedom)
 
 

@@ -16,7 +16,7 @@ from .catalogue import Catalogue
 from .fingerprint import BaselineKey, CellRef
 from .history import HistoryEntry, history_path, to_line
 from .judge import pooled_sessions, pooled_siblings
-from .statistics import Pooled
+from .statistics import Pooled, Share
 from .update import Change, Mode, Outcome, apply_all, prune
 
 LOCK_NAME = ".pdperf.lock"
@@ -49,25 +49,26 @@ class BaselineStore:
         self._catalogue = catalogue
         self._trust_edits = trust_edits
         self._files: dict[Path, BaselineFile | None] = {}
+        self._loaded: dict[BaselineKey, Mapping[tuple[str, str], CellBaseline]] = {}
 
     def path_of(self, key: BaselineKey) -> Path:
         """`baselines/<gpu>x<n>/<engine>/<model>/<topology>.json`."""
         return self.root.joinpath(*key.place.parts).with_name(key.place.name + ".json")
 
-    def load(self, key: BaselineKey) -> dict[tuple[str, str], CellBaseline]:
+    def load(self, key: BaselineKey) -> Mapping[tuple[str, str], CellBaseline]:
         """(cell id, workload digest) -> baseline, for the pins comparable with `key`; empty where no file
         is.
 
         Raises BaselineProblem for a file that cannot be trusted, and for one that lies under another
         hardware's folder.
         """
-        file = self._file(self.path_of(key))
-        if file is None:
-            return {}
-        return {
-            place: CellBaseline(CellRef.parse(place[0], place[1]), pin)
-            for place, pin in file.current(key).items()
-        }
+        if key not in self._loaded:
+            file = self._file(self.path_of(key))
+            self._loaded[key] = {
+                place: CellBaseline(CellRef.parse(place[0], place[1]), pin)
+                for place, pin in (file.current(key) if file is not None else {}).items()
+            }
+        return self._loaded[key]
 
     def find(self, key: BaselineKey, ref: CellRef) -> CellBaseline | None:
         """The baseline of one cell, or None: see `nearest` for why."""
@@ -78,8 +79,8 @@ class BaselineStore:
         others = {f"{cell} {digest}": baseline for (cell, digest), baseline in self.load(key).items()}
         return pooled_siblings(others, f"{ref.id} {ref.digest}", self._catalogue)
 
-    def sessions(self, key: BaselineKey) -> dict[str, Pooled]:
-        """Launch-to-launch variance within one session per metric, over every cell under this key."""
+    def sessions(self, key: BaselineKey) -> dict[str, Share]:
+        """phi per metric: what part of v0 is left within one session, over every cell under this key."""
         return pooled_sessions(
             {f"{cell} {digest}": baseline for (cell, digest), baseline in self.load(key).items()},
             self._catalogue,
@@ -144,6 +145,7 @@ class BaselineStore:
             for path, file in results.items():
                 write_atomically(path, dumps(file))
             self._files.clear()
+            self._loaded.clear()
         return changes
 
     def _updated(

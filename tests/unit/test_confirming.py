@@ -16,7 +16,7 @@ from pytest_pdperf.gate.baseline import CellBaseline, Launch, Pin
 from pytest_pdperf.gate.confirm import Suspect
 from pytest_pdperf.gate.fingerprint import CellRef
 from pytest_pdperf.gate.judge import set_aside
-from pytest_pdperf.gate.statistics import Pooled
+from pytest_pdperf.gate.statistics import Share
 from pytest_pdperf.gate.verdict import Verdict
 from pytest_pdperf.judging import JudgedCell, Judging
 from pytest_pdperf.measure.cell_result import CellResult, MetricValue
@@ -64,6 +64,7 @@ class FakeJudging:
         self.cells: list[JudgedCell] = []
         self.store = self
         self.after: dict[str, tuple[str, ...]] = {}
+        self.shares: dict[str, Share] = {}
 
     def add(self, name: str, cell: str, tpot: float, canary_ms: float | None = None) -> JudgedCell:
         stored, measured = baseline(cell, canary_ms), result(name, cell, tpot)
@@ -76,8 +77,8 @@ class FakeJudging:
         assert cell.baseline is not None
         return suspects_of(cell.result, cell.verdict, cell.baseline, {}, Tolerances(), cell=cell.id)
 
-    def sessions(self, key: object) -> dict[str, Pooled]:
-        return {}
+    def sessions(self, key: object) -> dict[str, Share]:
+        return self.shares
 
     def recheck(self, cell: JudgedCell, environment: Mapping[str, str]) -> bool:
         assert cell.baseline is not None

@@ -20,7 +20,7 @@ from pytest_pdperf.gate.confirm import (
     find_suspects,
     plan,
 )
-from pytest_pdperf.gate.statistics import Pooled, t_tail
+from pytest_pdperf.gate.statistics import Share, t_tail
 from pytest_pdperf.gate.verdict import Verdict
 from tests.unit.gate.gate_tables import CATALOGUE, baseline, judged, tolerance_of
 
@@ -35,11 +35,12 @@ SUSPECT = Suspect(
     variance=0.02**2,
     prior=0.02**2,
 )
-QUIET = {"output_tps": Pooled(0.008**2, 30)}
+QUIET = {"output_tps": Share(0.16, 30)}
+"""Two fifths of the spread between nights is left within a session: a standard deviation of 0.008."""
 
 
 def one(
-    readings: Readings, design: Design = Design.PAIRED, within: dict[str, Pooled] | None = None
+    readings: Readings, design: Design = Design.PAIRED, within: dict[str, Share] | None = None
 ) -> Confirmation:
     (found,) = decide(design, [SUSPECT], {(CELL, "output_tps"): readings}, within)
     return found
@@ -66,7 +67,7 @@ def test_a_drift_within_the_session_cancels() -> None:
 
 
 def test_the_effect_must_exceed_the_tolerance_however_sure_it_is() -> None:
-    found = one(Readings((960.0, 960.0), (1000.0, 1000.0)), within={"output_tps": Pooled(1e-6, 80)})
+    found = one(Readings((960.0, 960.0), (1000.0, 1000.0)), within={"output_tps": Share(0.0025, 80)})
     assert found.adjusted < 1e-6 and not found.failed
 
 
@@ -93,7 +94,7 @@ def test_paired_numbers_by_hand() -> None:
 def test_without_a_measured_spread_the_baselines_larger_one_is_used() -> None:
     readings = Readings((920.0, 920.0), (1000.0, 1000.0))
     assert one(readings).p > 10 * one(readings, within=QUIET).p
-    few = {"output_tps": Pooled(1e-9, 7)}
+    few = {"output_tps": Share(1e-6, 7)}
     assert one(readings, within=few).standard_error == one(readings).standard_error
 
 
@@ -106,10 +107,48 @@ def test_other_suspects_of_the_metric_lend_their_spread() -> None:
     assert all(found.failed for found in many)
 
 
+def test_spreads_are_lent_in_proportion_to_how_noisy_each_series_is() -> None:
+    """A loud cell whose launches agree to half its usual spread says the same of a quiet one."""
+    quiet, loud = replace(SUSPECT, prior=0.01**2), replace(SUSPECT, cell="w/loud", prior=0.1**2)
+    step = 0.05 * math.sqrt(2)  # two launches this far apart have a variance of (step^2)/2 = 0.05^2
+    readings = {
+        (CELL, "output_tps"): Readings((920.0, 920.0), (1000.0, 1000.0)),
+        ("w/loud", "output_tps"): Readings(
+            (900.0, 900.0 * math.exp(step)), (1000.0, 1000.0 * math.exp(step))
+        ),
+    }
+    found, _ = decide(Design.PAIRED, [quiet, loud], readings, {"output_tps": Share(0.25, 30)})
+    assert found.standard_error == pytest.approx(math.sqrt(0.8 * 0.25 * 0.01**2))
+
+
+@pytest.mark.parametrize(
+    ("stored", "tonight", "expected"),
+    [
+        (3.0, 1.0, 1.0),  # a part cannot be larger than the whole
+        (0.5, 0.5, 0.5),
+        (
+            1.0,
+            4.0,
+            (16 + 4 * 8) / (16 + 8),
+        ),  # four noisy suspects tonight: what was stored does not hide them
+    ],
+)
+def test_the_stored_share_is_at_most_one_and_tonights_may_be_more(
+    stored: float, tonight: float, expected: float
+) -> None:
+    step = SUSPECT.prior**0.5 * math.sqrt(2 * tonight)
+    pair = (1000.0, 1000.0 * math.exp(step))
+    loud = [replace(SUSPECT, cell=f"w/c{i}") for i in range(4)]
+    readings = {(s.cell, s.metric): Readings(pair, pair) for s in loud}
+    readings[CELL, "output_tps"] = Readings((920.0, 920.0), (1000.0, 1000.0))
+    found = decide(Design.PAIRED, [SUSPECT, *loud], readings, {"output_tps": Share(stored, 16)})[0]
+    assert found.standard_error**2 == pytest.approx(0.8 * expected * SUSPECT.prior)
+
+
 def test_one_straggler_among_the_launches_proves_nothing() -> None:
     latency = replace(SUSPECT, metric="itl_ms_p99", direction=1, tolerance=math.log(1.1), prior=0.03**2)
     reading = {(CELL, "itl_ms_p99"): Readings((19.0, 28.0), (19.1, 18.9))}
-    (found,) = decide(Design.PAIRED, [latency], reading, {"itl_ms_p99": Pooled(0.02**2, 80)})
+    (found,) = decide(Design.PAIRED, [latency], reading, {"itl_ms_p99": Share(4 / 9, 80)})
     assert found.effect > found.suspect.tolerance and not found.failed
 
 
@@ -192,8 +231,9 @@ def test_from_suspicion_to_verdict() -> None:
 
 
 def test_launches_too_noisy_to_tell_end_in_noisy() -> None:
-    wild = {"output_tps": Pooled(0.15**2, 40)}
-    found = one(Readings((940.0, 950.0), (1000.0, 1010.0)), within=wild)
+    wild = replace(SUSPECT, prior=0.15**2)
+    reading = {(CELL, "output_tps"): Readings((940.0, 950.0), (1000.0, 1010.0))}
+    (found,) = decide(Design.PAIRED, [wild], reading, {"output_tps": Share(1.0, 40)})
     assert found.noisy
     verdict = judged({"output_tps": 900.0}, baseline({"output_tps": [1000.0] * 5}))
     assert apply_confirmations(CELL, verdict, [found]).verdict is Verdict.NOISY

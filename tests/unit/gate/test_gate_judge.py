@@ -235,9 +235,12 @@ def test_within_session_variance_ignores_what_changes_between_nights() -> None:
         launch({"output_tps": 50.0}, id="d1"),
     )
     stored.pin = stored.pin.model_copy(update={"launches": launches})
-    pooled = pooled_sessions({"x": stored}, CATALOGUE)["output_tps"]
-    assert pooled.freedom == 2
-    assert pooled.variance == pytest.approx(math.log(1.1) ** 2 / 2)
+    share = pooled_sessions({"x": stored}, CATALOGUE)["output_tps"]
+    assert share.freedom == 2
+    prior = CATALOGUE["output_tps"].prior_sd ** 2
+    assert share.value == pytest.approx(math.log(1.1) ** 2 / 2 / prior), (
+        "alone, it is held to the shipped prior"
+    )
 
 
 def test_every_verdict_is_in_the_table_and_only_there() -> None:

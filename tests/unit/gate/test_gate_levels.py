@@ -7,10 +7,8 @@ import math
 import pytest
 
 from pytest_pdperf.gate.baseline import CellBaseline
-from pytest_pdperf.gate.confirm import Design, Readings, Suspect, decide
 from pytest_pdperf.gate.fingerprint import CellRef
-from pytest_pdperf.gate.judge import pooled_siblings
-from pytest_pdperf.gate.statistics import Pooled
+from pytest_pdperf.gate.judge import pooled_sessions, pooled_siblings
 from tests.unit.gate.gate_tables import CATALOGUE, baseline
 
 METRIC = "ttft_ms_p50"
@@ -32,33 +30,54 @@ def test_cells_of_one_concurrency_are_pooled_alone_once_they_are_enough() -> Non
     assert pooled["s0-c1"].variance == pytest.approx(4 * 0.01**2 / 3, rel=1e-2)
     assert pooled["s0-c8"].variance == pytest.approx(4 * 0.10**2 / 3, rel=1e-2)
     assert pooled["s0-c1"].freedom == pooled["s0-c8"].freedom == 9
-    # beside all seven siblings: three quiet and four loud ones, or the other way round
-    assert pooled["s0-c1"].scale == pytest.approx(0.01**2 / ((3 * 0.01**2 + 4 * 0.10**2) / 7), rel=1e-2)
-    assert pooled["s0-c8"].scale == pytest.approx(0.10**2 / ((4 * 0.01**2 + 3 * 0.10**2) / 7), rel=1e-2)
 
 
 @pytest.mark.parametrize("cell", ["s0-c1", "a cell without a baseline"])
 def test_until_then_all_cells_are(cell: str) -> None:
     stored = cells(3)  # three siblings alike have 6 degrees of freedom
     pooled = pooled_siblings(stored, cell, CATALOGUE)[METRIC]
-    assert pooled.freedom == 2 * (len(stored) - (cell in stored)) and pooled.scale == 1.0
+    assert pooled.freedom == 2 * (len(stored) - (cell in stored))
 
 
-def test_without_any_spread_nothing_is_scaled() -> None:
-    still = {
-        name: baseline({METRIC: [100.0] * 5}, CellRef("w", name, "d"))
-        for name in ("a-c1", "b-c1", "d-c1", "e-c1")
-    }
-    pooled = pooled_siblings(still, "a-c1", CATALOGUE)[METRIC]
-    assert (pooled.variance, pooled.scale) == (0.0, 1.0)
+def sessions_of_two(pairs: int, steps: dict[str, tuple[float, float]]) -> dict[str, CellBaseline]:
+    """Four shapes at each concurrency; `steps`: (between the launches of a session, between sessions)."""
+    found = {}
+    for shape in range(4):
+        for level, (inner, outer) in steps.items():
+            name = f"s{shape}-{level}"
+            values = [
+                100 * math.exp(inner * (-1) ** i + outer * (-1) ** pair)
+                for pair in range(pairs)
+                for i in (0, 1)
+            ]
+            stored = baseline({METRIC: values}, CellRef("w", name, "d"))
+            launches = tuple(
+                one.model_copy(update={"session": f"night{index // 2}"})
+                for index, one in enumerate(stored.launches)
+            )
+            stored.pin = stored.pin.model_copy(update={"launches": launches})
+            found[name] = stored
+    return found
 
 
-def test_the_variance_within_sessions_is_scaled_to_the_suspects_concurrency() -> None:
-    def error(scale: float) -> float:
-        suspect = Suspect("c", METRIC, 1, 0.095, math.log(100), 11, 0.01, 0.01, scale)
-        readings = {("c", METRIC): Readings((115.0, 115.0), (100.0, 100.0))}
-        (found,) = decide(Design.PAIRED, [suspect], readings, {METRIC: Pooled(0.008, 16)})
-        return found.standard_error
+def test_what_is_left_within_a_session_is_a_share_of_each_cells_own_variance() -> None:
+    # variance within a session 2 inner^2 (1 of 2), of all 6 launches about 6/5 (inner^2 + outer^2 (1 - 1/9))
+    stored = sessions_of_two(3, {"c1": (0.01, 0.03), "c8": (0.10, 0.30)})
+    share = pooled_sessions(stored, CATALOGUE)[METRIC]
+    assert share.freedom == 3 * 8
+    assert share.value == pytest.approx(2 / (6 / 5 * (1 + 9 * 8 / 9)), rel=0.02)
 
-    assert error(1.0) == pytest.approx(math.sqrt(0.8 * 0.008))
-    assert error(0.25) == pytest.approx(error(1.0) / 2)
+
+def test_a_quiet_concurrency_counts_as_much_as_a_loud_one() -> None:
+    stored = sessions_of_two(3, {"c1": (0.01, 0.0), "c8": (0.0, 0.30)})
+    share = pooled_sessions(stored, CATALOGUE)[METRIC]
+    assert share.value == pytest.approx((2 / (6 / 5) + 0) / 2, rel=0.02)
+
+
+def test_cells_without_any_spread_have_no_share() -> None:
+    stored = sessions_of_two(5, {"c1": (0.0, 0.0)})
+    assert pooled_sessions(stored, CATALOGUE) == {}
+
+
+def test_sessions_of_one_launch_say_nothing() -> None:
+    assert pooled_sessions(cells(4), CATALOGUE) == {}
