@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
+import os
+import tempfile
 import time
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from . import page
+from .bars import Bar, best, named, others, power, rates, times
 from .noise import SERIES, Noise
 from .plot import power_plot
-from .rules import OTHERS
-from .study import (
-    PAIRED,
-    QUIET,
-    SCENARIOS,
-    SLOW_HOST,
-    THROUGHPUT,
-    TPOT_ALL,
-    TPOT_SOME,
-    TTFT,
-    UNPAIRED,
-    Study,
-    matched,
-    power_curve,
-    run,
-)
+from .speed import judge_session, prepare
+from .study import LAUNCHES, PAIRED, QUIET, SCENARIOS, UNPAIRED, Study, alone, power_curve, run
 
-HEADS = ("quiet", "slow host", "tps -8 %", "ttft +15 %", "tpot +5 % all", "tpot +5 % 4/16")
+HEADS = (
+    "quiet",
+    "slow host",
+    "tps -8 %",
+    "ttft +15 %",
+    "tpot +5 % all",
+    "tpot +5 % 4/16",
+    "tps -8 %, slow host",
+)
 LOSSES = (0.0, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.10, 0.12)
 VARIANTS: dict[str, dict[str, float]] = {
     "no night drift": {"night": 0.0},
@@ -41,73 +39,74 @@ VARIANTS: dict[str, dict[str, float]] = {
 }
 """Noise that the defaults do not have: how far the promises carry."""
 
-TARGETS: tuple[tuple[str, str, str, float], ...] = (
-    (PAIRED, QUIET.name, "red at most", 0.01),
-    (UNPAIRED, QUIET.name, "red at most", 0.01),
-    (PAIRED, SLOW_HOST.name, "red at most", 0.05),
-    (PAIRED, THROUGHPUT.name, "found at least", 0.95),
-    (PAIRED, TTFT.name, "found at least", 0.95),
-    (PAIRED, TPOT_ALL.name, "found at least", 0.90),
-    (PAIRED, TPOT_SOME.name, "found at least", 0.90),
-)
+YOUNG = (2, 3, 5, 8)
+"""Launches of younger baselines."""
 
 
-def interval(share: float, count: int) -> str:
-    """Half width of the 95 % interval of a share, in percent points (Wilson's centre is left out: counts
-    are large).
-    """
-    return f"{196 * math.sqrt(max(share * (1 - share), 1 / count) / count):.2f}"
+@dataclass
+class Output:
+    """What the command says: to the terminal and `tables.txt` as it goes, and as a page at the end."""
+
+    printed: list[str] = field(default_factory=list)
+    sections: list[str] = field(default_factory=list)
+
+    def say(self, text: str) -> None:
+        """One block of plain text."""
+        print(text, flush=True)
+        self.printed.append(text)
+
+    def table(self, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table: aligned here, Markdown on the page."""
+        widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+        lines = [
+            f"{row[0]:<{widths[0]}}  "
+            + "  ".join(f"{v:>{w}}" for v, w in zip(row[1:], widths[1:], strict=True))
+            for row in [heads, *rows]
+        ]
+        self.say(f"\n{title}\n\n" + "\n".join(lines))
+        self.sections.append(f"## {title[0].upper()}{title[1:]}\n\n{page.table(heads, rows)}")
+
+    def bars(self, title: str, bars: Sequence[Bar], against: Sequence[str] = ()) -> None:
+        """Promises and, where there is any, what speaks against them."""
+        self.say(
+            f"\n{title}\n\n" + "\n".join([*(bar.line() for bar in bars), *(f"  - {s}" for s in against)])
+        )
+        detail = f"\n\n{page.bullets(against)}" if against else ""
+        self.sections.append(f"## {title[0].upper()}{title[1:]}\n\n{page.bar_list(bars)}{detail}")
 
 
-def table(study: Study) -> list[str]:
-    """One line a rule: red nights without a change, power, cost."""
-    heads = [*HEADS, "launches"]
-    names = [PAIRED, UNPAIRED, *(rule.name for rule in OTHERS), *(matched(rule) for rule in OTHERS)]
-    width = max(map(len, names))
-    lines = [" " * width + "  " + "  ".join(f"{head:>14}" for head in heads)]
+def rows(study: Study, names: Sequence[str], *, count_named: bool) -> list[list[str]]:
+    """One row a rule: red nights without a change, changes found (or found and named), mean launches a night."""
+    figure = named if count_named else power
+    found = []
     for name in names:
-        cells = []
-        for scenario in SCENARIOS:
-            tally = study.tally(name, scenario.name)
-            share = tally.power if scenario.change.cells else tally.red_rate
-            cells.append(f"{share:>14.2%}")
-        cells.append(f"{study.tally(name, QUIET.name).launches_a_night:>14.2f}")
-        lines.append(f"{name:<{width}}  " + "  ".join(cells))
-    return lines
+        tallies = [(scenario, study.tally(name, scenario.name)) for scenario in SCENARIOS]
+        shares = [figure(tally) if scenario.change.cells else tally.red_rate for scenario, tally in tallies]
+        cost = f"{study.tally(name, QUIET.name).launches_a_night:.2f}"
+        found.append([name, *(f"{share:.2%}" for share in shares), cost])
+    return found
 
 
-def reached(study: Study) -> list[str]:
-    """Each target with what was reached, honestly."""
-    lines = []
-    for rule, scenario, sense, bound in TARGETS:
-        tally = study.tally(rule, scenario)
-        share = tally.red_rate if sense == "red at most" else tally.power
-        ok = share <= bound if sense == "red at most" else share >= bound
-        mark = "reached" if ok else "MISSED "
-        lines.append(
-            f"{mark}  {share:7.2%} +-{interval(share, tally.nights)}  {sense} {bound:.0%}  {rule}: {scenario}"
-        )
-    return lines
+def side_rows(studies: dict[str, Study]) -> list[list[str]]:
+    """One row a side study, for the paired gate."""
+    found = []
+    for name, study in studies.items():
+        tallies = [(scenario, study.tally(PAIRED, scenario.name)) for scenario in SCENARIOS]
+        shares = [power(tally) if scenario.change.cells else tally.red_rate for scenario, tally in tallies]
+        found.append([name, *(f"{share:.2%}" for share in shares)])
+    return found
 
 
-def side_by_side(study: Study) -> list[str]:
-    """For each other rule: quiet red nights and power in every scenario with a change, theirs against ours."""
-    changed = [scenario for scenario in SCENARIOS if scenario.change.cells]
-    lines = []
-    for rule in OTHERS:
-        red, ours_red = study.tally(rule.name, QUIET.name).red_rate, study.tally(PAIRED, QUIET.name).red_rate
-        gaps = [study.tally(PAIRED, s.name).power - study.tally(rule.name, s.name).power for s in changed]
-        fewer = "fewer" if ours_red < red else "NOT fewer"
-        more = sum(gap > 0 for gap in gaps)
-        lines.append(
-            f"{rule.name}: {fewer} false alarms ({ours_red:.2%} against {red:.2%}); finds more in {more} of "
-            f"{len(gaps)} scenarios (" + ", ".join(f"{gap:+.1%}" for gap in gaps) + ")"
-        )
-    return lines
+def session_times(repeats: int = 5) -> list[float]:
+    """Seconds for the verdict of one session, the first with imports."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "baselines"
+        results = prepare(root)
+        return [judge_session(root, results).seconds for _ in range(repeats)]
 
 
-def main() -> int:
-    """Run the study, print the tables, write `tables.txt`, `gate.json` and `power.svg`."""
+def options_of() -> argparse.Namespace:
+    """The command line; every knob of the noise is an option."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gate", description=__doc__)
     parser.add_argument(
         "--nights", type=int, default=10_000, help="virtual nights a scenario (default: 10000)"
@@ -119,44 +118,50 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "results", help="folder for tables, JSON and SVG"
     )
-    knobs = Noise()
-    for name, value in asdict(knobs).items():
+    parser.add_argument(
+        "--page", type=Path, help="write the study as a page of the documentation too, its plot beside it"
+    )
+    for name, value in asdict(Noise()).items():
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=float, default=value, help=f"noise (default: {value})"
         )
-    options = parser.parse_args()
-    noise = replace(knobs, **{name: getattr(options, name) for name in asdict(knobs)})
-    started = time.perf_counter()
-    printed: list[str] = []
+    return parser.parse_args()
 
-    def say(text: str) -> None:
-        print(text, flush=True)
-        printed.append(text)
 
-    say(f"{options.nights} virtual nights a scenario, {SERIES} series a night, baseline of 11 launches")
-    say("noise: " + ", ".join(f"{name} {value:g}" for name, value in asdict(noise).items()))
+def main() -> int:
+    """Run the study, print the tables, write `tables.txt`, `gate.json`, `power.svg` and, if asked, a page."""
+    options = options_of()
+    noise = replace(Noise(), **{name: getattr(options, name) for name in asdict(Noise())})
+    knobs = ", ".join(f"{name} {value:g}" for name, value in asdict(noise).items())
+    session = session_times()
+    began, cpu = time.perf_counter(), time.process_time()
+    output = Output()
+    output.say(
+        f"{page.taken()}\n{options.nights} virtual nights a scenario, {SERIES} series a night, "
+        f"baseline of {LAUNCHES} launches, seed {options.seed}\nnoise: {knobs}"
+    )
     study = run(noise, options.nights, seed=options.seed)
-    say(f"\nred nights without a change, and true changes found (night drift {noise.night:.0%})\n")
-    say("\n".join(table(study)))
-    say("\ntargets\n")
-    say("\n".join(reached(study)))
-    say("\nthis gate, paired, against each rule as it is used (difference of power in brackets)\n")
-    say("\n".join(side_by_side(study)))
-    say("\nthis gate, paired, under other noise\n")
+    names, heads = [PAIRED, UNPAIRED, *others(study)], ["", *HEADS]
+    title = "red nights without a change, and changes"
+    output.table(f"{title} found", [*heads, "launches"], rows(study, names, count_named=False))
+    output.table(f"{title} found and named", [*heads, "launches"], rows(study, names, count_named=True))
+    output.bars("false alarms and power", rates(study))
+    for word, figure in (("found", power), ("found and named", named)):
+        bar, against = best(study, word, figure)
+        output.bars(f"better than every other rule on both at once, by what is {word}", [bar], against)
     few = max(options.fewest, options.nights // 5)
-    elsewhere = {}
-    say(" " * 16 + "  " + "  ".join(f"{head:>14}" for head in HEADS))
-    for name, changes in VARIANTS.items():
-        other = run(replace(noise, **changes), few, seed=options.seed + 50)
-        tallies = [(s, other.tally(PAIRED, s.name)) for s in SCENARIOS]
-        shares = {s.name: t.power if s.change.cells else t.red_rate for s, t in tallies}
-        elsewhere[name] = shares
-        say(f"{name:<16}  " + "  ".join(f"{share:>14.2%}" for share in shares.values()))
+    sides = {
+        name: alone(replace(noise, **changes), few, options.seed + 50) for name, changes in VARIANTS.items()
+    } | {f"baseline of {count} launches": alone(noise, few, options.seed + 70, count) for count in YOUNG}
+    output.table("this gate, paired, under other noise and on younger baselines", heads, side_rows(sides))
     curve = power_curve(noise, few, study.factors, LOSSES, options.seed + 90)
-    options.out.mkdir(parents=True, exist_ok=True)
-    title = f"Chance to find a throughput loss in one night ({noise.night:.0%} night drift)"
-    (options.out / "power.svg").write_text(power_plot(title, LOSSES, curve))
+    wall, spent = time.perf_counter() - began, time.process_time() - cpu
+    output.bars("time", times(options.nights, wall, spent, session))
+    plot = power_plot(
+        f"Chance to find a throughput loss in one night ({noise.night:.0%} night drift)", LOSSES, curve
+    )
     content = {
+        "taken": page.taken(),
         "nights": options.nights,
         "seed": options.seed,
         "noise": asdict(noise),
@@ -167,19 +172,44 @@ def main() -> int:
                 "scenario": scenario,
                 "red": t.red_rate,
                 "found": t.power,
+                "named": t.named_rate,
                 "launches": t.launches_a_night,
             }
             for (rule, scenario), t in study.tallies.items()
         ],
-        "elsewhere": elsewhere,
+        "elsewhere": {
+            name: {s.name: asdict(side.tally(PAIRED, s.name)) for s in SCENARIOS}
+            for name, side in sides.items()
+        },
         "losses": LOSSES,
         "power": curve,
     }
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "power.svg").write_text(plot)
     (options.out / "gate.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    (options.out / "tables.txt").write_text("\n".join(printed) + "\n")
-    seconds = time.perf_counter() - started
-    print(f"\n{options.out}: gate.json, power.svg, tables.txt; {seconds:.0f} s", flush=True)
+    (options.out / "tables.txt").write_text("\n".join(output.printed) + "\n")
+    if options.page is not None:
+        write_page(options.page, output, plot, options.nights, knobs)
+    print(f"\n{options.out}: gate.json, power.svg, tables.txt; {wall:.0f} s, CPU {spent:.0f} s", flush=True)
     return 0
+
+
+def write_page(path: Path, output: Output, plot: str, nights: int, knobs: str) -> None:
+    """The page and its plot, `<page>-power.svg`."""
+    picture = path.with_name(f"{path.stem}-power.svg")
+    shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) or not path.is_absolute() else path.name
+    head = page.INTRODUCTION.format(
+        series=SERIES, launches=LAUNCHES, nights=f"{nights:,}", page=shown, taken=page.taken()
+    )
+    parts = [
+        head.rstrip(),
+        f"Noise, as standard deviations of ln(value): {knobs}.",
+        f"![chance of finding a loss of throughput against its size]({picture.name})",
+        *output.sections,
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.write_text(plot)
+    path.write_text("\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,24 @@ SHAPES = CELLS // len(CONCURRENCY)
 
 
 @dataclass(frozen=True)
+class Stored:
+    """Baselines of many nights with what several rules need of them, computed once. Shapes as in `Nights`."""
+
+    launches: Scores
+    center: Scores
+    """Median over launches."""
+    variance: Scores
+    """Sample variance over launches (N-1)."""
+
+    @classmethod
+    def of(cls, launches: Scores) -> Stored:
+        """Summarise the launches of each baseline."""
+        center: Scores = np.median(launches, axis=1)
+        variance: Scores = launches.var(axis=1, ddof=1)
+        return cls(launches, center, variance)
+
+
+@dataclass(frozen=True)
 class Judged:
     """What the gate said of every series of every night."""
 
@@ -34,14 +52,13 @@ class Judged:
     """Mean launches a night, stage 2 included."""
 
 
-def ours(baseline: Scores, session: Session, *, paired: bool) -> Judged:
+def ours(baseline: Stored, session: Session, *, paired: bool) -> Judged:
     """Stage 1 and stage 2 as in section `The gate` of the design; `paired` says whether a reference build
     is at hand.
     """
-    nights, count, series = baseline.shape
+    nights, count, series = baseline.launches.shape
     allowed = tolerances()
-    center = np.median(baseline, axis=1)
-    variance: Scores = baseline.var(axis=1, ddof=1)
+    center, variance = baseline.center, baseline.variance
     by_cell = variance.reshape(nights, CELLS, len(METRIC_IDS))
     everywhere = ((by_cell.sum(axis=1, keepdims=True) - by_cell) / (CELLS - 1)).reshape(nights, series)
     by_level = variance.reshape(nights, SHAPES, len(CONCURRENCY), len(METRIC_IDS))
@@ -58,7 +75,7 @@ def ours(baseline: Scores, session: Session, *, paired: bool) -> Judged:
     if paired:
         offset = np.minimum(np.median(difference, axis=1, keepdims=True), 0)
         suspect |= difference - offset > limit
-        effect, p = _paired(baseline, session, suspect, v0)
+        effect, p = _paired(baseline.launches, session, suspect, v0)
         extra = 4
     else:
         effect = session.candidate[:, 1:3].mean(axis=1) - center
@@ -116,27 +133,33 @@ RETRY = Rule("5 % of the median, any of 3 tries passes", 3)
 OTHERS = (FIXED_5, FIXED_10, ENVELOPE, Z_SCORE, WELCH, RETRY)
 
 
-def statistic(rule: Rule, baseline: Scores, session: Session) -> Scores:
+def statistic(rule: Rule, baseline: Stored, session: Session) -> Scores:
     """How far each series is towards the rule's threshold; above 1 is red."""
     found: Scores = STATISTICS[rule.name](baseline, session)
     return found
 
 
-def _welch(baseline: Scores, fresh: Scores) -> Scores:
+def _welch(baseline: Stored, fresh: Scores) -> Scores:
     """Change over 10 % where the 95 % interval of the change excludes zero, else 0."""
-    effect = fresh.mean(axis=1) - baseline.mean(axis=1)
+    effect = fresh.mean(axis=1) - baseline.launches.mean(axis=1)
+    count = baseline.launches.shape[1]
     a = fresh.var(axis=1, ddof=1) / fresh.shape[1]
-    b = baseline.var(axis=1, ddof=1) / baseline.shape[1]
-    freedom = (a + b) ** 2 / (a**2 / (fresh.shape[1] - 1) + b**2 / (baseline.shape[1] - 1))
-    sure = effect / np.sqrt(a + b) > stdtrit(freedom, 0.975)
+    b = baseline.variance / count
+    freedom = (a + b) ** 2 / (a**2 / (fresh.shape[1] - 1) + b**2 / (count - 1))
+    sure = stdtr(freedom, effect / np.sqrt(a + b)) > 0.975
     return np.where(sure, effect / np.log(1.10), 0.0)
 
 
-STATISTICS: dict[str, Callable[[Scores, Session], Any]] = {
-    FIXED_5.name: lambda b, s: (s.candidate[:, 0] - b[:, -1]) / np.log(1.05),
-    FIXED_10.name: lambda b, s: (s.candidate[:, 0] - b[:, -1]) / np.log(1.10),
-    ENVELOPE.name: lambda b, s: (s.candidate[:, 0] - b[:, -10:].min(axis=1)) / np.log(1.05),
-    Z_SCORE.name: lambda b, s: (s.candidate[:, 0] - b.mean(axis=1)) / b.std(axis=1, ddof=1) / 3,
+def _z_score(baseline: Stored, latest: Scores) -> Scores:
+    scores: Scores = (latest - baseline.launches.mean(axis=1)) / np.sqrt(baseline.variance)
+    return scores
+
+
+STATISTICS: dict[str, Callable[[Stored, Session], Any]] = {
+    FIXED_5.name: lambda b, s: (s.candidate[:, 0] - b.launches[:, -1]) / np.log(1.05),
+    FIXED_10.name: lambda b, s: (s.candidate[:, 0] - b.launches[:, -1]) / np.log(1.10),
+    ENVELOPE.name: lambda b, s: (s.candidate[:, 0] - b.launches[:, -10:].min(axis=1)) / np.log(1.05),
+    Z_SCORE.name: lambda b, s: _z_score(b, s.candidate[:, 0]) / 3,
     WELCH.name: lambda b, s: _welch(b, s.candidate[:, :3]),
-    RETRY.name: lambda b, s: (s.candidate[:, :3].min(axis=1) - np.median(b, axis=1)) / np.log(1.05),
+    RETRY.name: lambda b, s: (s.candidate[:, :3].min(axis=1) - b.center) / np.log(1.05),
 }

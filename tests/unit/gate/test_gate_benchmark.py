@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gate import __main__ as command
+from benchmarks.gate import bars
 from benchmarks.gate.noise import (
     ASSUMED_SD,
     CELLS,
@@ -26,8 +27,19 @@ from benchmarks.gate.noise import (
     tolerances,
 )
 from benchmarks.gate.plot import power_plot
-from benchmarks.gate.rules import OTHERS, ours, statistic
-from benchmarks.gate.study import PAIRED, QUIET, SCENARIOS, THROUGHPUT, matched, run
+from benchmarks.gate.rules import OTHERS, Stored, ours, statistic
+from benchmarks.gate.study import (
+    PAIRED,
+    QUIET,
+    SCENARIOS,
+    SLOW_HOST,
+    THROUGHPUT,
+    Study,
+    Tally,
+    alone,
+    matched,
+    run,
+)
 from pytest_pdperf.gate.baseline import CellBaseline, Launch, Pin
 from pytest_pdperf.gate.catalogue import MetricSpec
 from pytest_pdperf.gate.confirm import Design, Readings, decide, find_suspects
@@ -103,7 +115,7 @@ def by_the_gate(nights: Nights, night: int, design: Design) -> tuple[set[int], s
 def test_whole_arrays_are_judged_as_the_gate_judges_night_by_night(paired: bool) -> None:
     change = Change("output_tps", 0.08, 5)
     nights = Generator(11, Noise(night=0.025)).draw(12, change)
-    judged = ours(nights.baseline, nights.sessions[0], paired=paired)
+    judged = ours(Stored.of(nights.baseline), nights.sessions[0], paired=paired)
     design = Design.PAIRED if paired else Design.UNPAIRED
     suspects = failures = 0
     for night in range(12):
@@ -156,15 +168,18 @@ def test_other_rules_by_hand() -> None:
         "fixed 10": 0.2 / math.log(1.1),
         "rolling": 0.2 / math.log(1.05),
     }
+    still = Stored.of(nights.baseline)
     for rule in OTHERS:
         for head, value in expected.items():
             if rule.name.startswith(head + " "):
-                assert statistic(rule, nights.baseline, nights.sessions[0])[0, series] == pytest.approx(value)
+                assert statistic(rule, still, nights.sessions[0])[0, series] == pytest.approx(value)
     baseline = nights.baseline.copy()
     baseline[0] = np.array([0.0, 0.02] * 5 + [0.0])[:, None]
     (z,) = [rule for rule in OTHERS if rule.name.startswith("z-score")]
     mean, sd = baseline[0, :, series].mean(), baseline[0, :, series].std(ddof=1)
-    assert statistic(z, baseline, nights.sessions[0])[0, series] == pytest.approx((0.2 - mean) / sd / 3)
+    assert statistic(z, Stored.of(baseline), nights.sessions[0])[0, series] == pytest.approx(
+        (0.2 - mean) / sd / 3
+    )
 
 
 def test_a_small_study_has_the_signs_right() -> None:
@@ -188,14 +203,84 @@ def test_the_command_writes_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "VARIANTS", {"no night drift": {"night": 0.0}})
+    monkeypatch.setattr(command, "YOUNG", (3,))
     monkeypatch.setattr(command, "LOSSES", (0.0, 0.1))
-    monkeypatch.setattr("sys.argv", ["gate", "--nights", "40", "--fewest", "20", "--out", str(tmp_path)])
+    out, page = tmp_path / "out", tmp_path / "docs" / "gate.md"
+    arguments = ["--nights", "40", "--fewest", "20", "--out", str(out), "--page", str(page)]
+    monkeypatch.setattr("sys.argv", ["gate", *arguments])
     assert command.main() == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"gate.json", "power.svg", "tables.txt"}
+    assert {path.name for path in out.iterdir()} == {"gate.json", "power.svg", "tables.txt"}
     printed = capsys.readouterr().out
-    assert printed.count("found at least") == 4 and "96 series" in printed
+    assert printed.count("found at least") == printed.count("found and named at least") == 4
+    assert "96 series" in printed and "baseline of 3 launches" in printed
+    assert (out / "tables.txt").read_text().strip() in printed
+    text = page.read_text()
+    assert "(gate-power.svg)" in text and ET.parse(page.with_name("gate-power.svg"))
+    assert f"| {PAIRED} |" in text and "cores, load" in text and "| MET |" in text
 
 
 def test_targets_that_are_missed_are_called_missed() -> None:
     study = run(Noise(run=8.0), 30, SCENARIOS, seed=3)
-    assert any(line.startswith("MISSED") for line in command.reached(study))
+    assert any(not bar.met and bar.line().startswith("NOT MET") for bar in bars.rates(study))
+
+
+def flags(*red: int) -> np.ndarray:
+    found = np.zeros((1, SERIES), dtype=bool)
+    found[0, list(red)] = True
+    return found
+
+
+def test_a_red_night_that_accuses_what_did_not_change_has_named_nothing() -> None:
+    change = Change("output_tps", 0.08, 1)
+    changed = int(np.flatnonzero(change.affected)[0])
+    tally = Tally()
+    tally.add([flags(changed)], change, 1.0)  # found and named
+    tally.add([flags(changed, changed + 1)], change, 1.0)  # found, and an innocent with it
+    tally.add([flags(changed + 1)], change, 1.0)  # a false alarm alone
+    tally.add([flags()], change, 1.0)
+    tally.add([flags(), flags(changed)], change, 1.0)  # in the second of two nights
+    tally.add([flags(changed + 1), flags(changed)], change, 1.0)  # after a false alarm in the first
+    assert (tally.nights, tally.red, tally.found, tally.named) == (6, 5, 4, 2)
+    assert tally.named_rate == pytest.approx(2 / 6) and tally.power == pytest.approx(4 / 6)
+
+
+def counted(study: Study, rule: str, quiet: int, slow: int, found: int, sent: int) -> None:
+    for scenario in SCENARIOS:
+        red = {QUIET.name: quiet, SLOW_HOST.name: slow}.get(scenario.name, found)
+        tally = Tally(nights=100, red=red, found=found, named=sent)
+        study.tallies[rule, scenario.name] = tally
+
+
+def test_better_means_better_in_everything_at_once() -> None:
+    study = run(Noise(), 2, (QUIET,), seed=3)
+    counted(study, PAIRED, 1, 1, 90, 90)
+    for name in bars.others(study):
+        counted(study, name, 5, 5, 80, 70)
+    everywhere, against = bars.best(study, "found", bars.power)
+    assert everywhere.met and against == []
+    loud, slow, tied = (rule.name for rule in OTHERS[:3])
+    counted(study, loud, 100, 100, 100, 0)
+    counted(study, slow, 5, 1, 80, 70)
+    counted(study, tied, 5, 5, 80, 90)
+    by_power, against = bars.best(study, "found", bars.power)
+    assert not by_power.met and sum(line.startswith(f"{loud}: ") for line in against) == 4
+    assert by_power.seen == f"{2 * len(OTHERS) - 2} of {2 * len(OTHERS)}"
+    by_name, against = bars.best(study, "found and named", bars.named)
+    assert not by_name.met and not any(line.startswith(f"{loud}: ") for line in against)
+    assert f"{slow}: {SLOW_HOST.name}: red 1.00% against 1.00%" in against, "a draw is not better"
+    assert sum(line.startswith(f"{tied}: ") for line in against) == 4
+
+
+def test_times_are_held_against_their_bounds() -> None:
+    slow, fast = bars.times(10, 301.0, 50.0, [0.9, 0.1]), bars.times(10, 299.0, 50.0, [1.1, 0.1])
+    assert [bar.met for bar in slow] == [False, True] and [bar.met for bar in fast] == [True, False]
+
+
+def test_a_side_study_has_the_baseline_it_is_asked_for() -> None:
+    young = alone(Noise(), 40, seed=3, launches=2)
+    assert {name for name, _ in young.tallies} == {PAIRED}
+    assert young.tally(PAIRED, QUIET.name).nights == 40
+    grown = alone(Noise(), 40, seed=3)
+    assert young.tally(PAIRED, QUIET.name).launches > grown.tally(PAIRED, QUIET.name).launches, (
+        "two launches of one night know nothing of the next, so more is suspected"
+    )
