@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from .errors import BringUpError, RoleDied, UsageProblem
@@ -24,10 +25,13 @@ from .gate.confirm import (
 from .gate.mask import unmask
 from .gate.statistics import Share, log_score
 from .gate.verdict import CellVerdict, Verdict, worst
+from .inputs import Inputs
 from .judging import JudgedCell, Judging
 from .measure.cell_result import CellResult
-from .measuring import TopologyLaunch
+from .measuring import Measured, TopologyLaunch
 from .options import Settings
+from .report.outcomes import save
+from .report.ttft_stage import circumstances
 
 FRESH = 1000
 """Launch numbers from here on belong to stage 2, so that they never meet those of `--launches`."""
@@ -36,6 +40,31 @@ COMPARED = frozenset({Verdict.PASS, Verdict.NOISY, Verdict.IMPROVED})
 
 OUT_OF_BUDGET = "the budget is used up"
 
+CONFIRMATION = "confirmation"
+"""Folder of a run for what fresh launches measured. Beside `cells`, whose files each stand for a test item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a fresh launch measured of a cell, as it lies on disk."""
+
+    path: Path
+    circumstances: Mapping[str, str]
+    """GPU clocks and the like, as a stored launch has them."""
+
+
+Keep = Callable[[TopologyLaunch, Measured], Kept]
+
+
+def kept_in(folder: Path, inputs: Inputs) -> Keep:
+    """Keep what fresh launches measure in files of their own, so that a verdict can be looked into."""
+
+    def keep(launch: TopologyLaunch, measured: Measured) -> Kept:
+        outcome = measured.outcome(launch, inputs.engines[launch.topology.name].name)
+        return Kept(save(outcome, folder), circumstances(outcome))
+
+    return keep
+
 
 class Launcher(Protocol):
     """What stage 2 needs of the bench."""
@@ -43,7 +72,7 @@ class Launcher(Protocol):
     def begin(self, launch_: TopologyLaunch) -> None:
         """Make a launch the current one."""
 
-    def measure_cell(self, cell_id: str, workload: str) -> CellResult:
+    def measure_cell(self, cell_id: str, workload: str) -> Measured:
         """Run a cell on the current launch."""
 
     def drop(self) -> None:
@@ -66,6 +95,7 @@ class Confirming:
         judging: Judging,
         workload: str,
         progress: Callable[..., None],
+        keep: Keep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mode: str = settings["confirm"]
@@ -75,11 +105,15 @@ class Confirming:
         self._judging = judging
         self._workload = workload
         self._progress = progress
+        self._keep = keep
         self._clock = clock
         self._began = clock()
         self._launched = 0
         self._skipped: set[str] = set()
         """Topologies whose launches did not fit the budget."""
+        self._elsewhere: dict[str, str] = {}
+        """Cell -> why a fresh launch of it does not count."""
+        self._files: dict[str, list[Path]] = {}
 
     @property
     def enabled(self) -> bool:
@@ -89,6 +123,10 @@ class Confirming:
     def pending(self, cell: JudgedCell) -> bool:
         """True when this cell's item has to wait for fresh launches."""
         return self.enabled and bool(self._judging.suspects(cell))
+
+    def kept(self, cell: JudgedCell) -> tuple[Path, ...]:
+        """Files with what fresh launches measured of a cell, in launch order."""
+        return tuple(self._files.get(cell.id, ()))
 
     def settle(self, cell: JudgedCell) -> None:
         """Without stage 2 a suspect's first measurement is the last word, and its rows say so."""
@@ -212,8 +250,12 @@ class Confirming:
         launches: list[tuple[str, dict[str, CellResult]]] = []
         self._progress(f"{topology.name}: {stage.why}")
         longest = 0.0
-        stored = group[0].baseline
-        met = [launch.environment for launch in stored.launches] if stored and not self._paired else []
+        met: dict[str, list[Mapping[str, str]]] = {
+            cell.id: [launch.environment for launch in cell.baseline.launches]
+            if cell.baseline and not self._paired
+            else []
+            for cell in group
+        }
         for arm in stage.order:
             if self._budget_s is not None and longest > self._left():
                 self._progress(f"{topology.name}: {OUT_OF_BUDGET}; what is open stays SUSPECT")
@@ -221,25 +263,50 @@ class Confirming:
                 break
             self._launched += 1
             began = self._clock()
-            results: dict[str, CellResult] = {}
             launch = TopologyLaunch(topology, FRESH + self._launched, reference=arm == "A")
-            try:
-                self._bench.begin(launch)
-                for cell in group:
-                    results[cell.id] = self._bench.measure_cell(cell.result.cell, self._workload)
-            except (BringUpError, RoleDied, UsageProblem) as problem:
-                self._progress(f"{topology.name}: fresh launch failed: {str(problem).splitlines()[0]}")
-            finally:
-                self._bench.drop()
-            machine = self._bench.surroundings(launch.id)
-            if why := differences(machine, met):
-                self._progress(f"{topology.name}: fresh launch does not count: {why[0]}")
-                results = {}
-            elif self._paired:
-                met.append(dict(machine))  # the arms have to meet one machine, whatever the baseline's was
-            launches.append((arm, results))
+            launches.append((arm, self._comparable(launch, self._launch(launch, group), met)))
             longest = max(longest, self._clock() - began)
         return launches
+
+    def _launch(
+        self, launch: TopologyLaunch, group: Sequence[JudgedCell]
+    ) -> dict[str, tuple[CellResult, Mapping[str, str]]]:
+        """Cell -> what one fresh launch measured and under which circumstances; what it did not get to is missing."""
+        found: dict[str, tuple[CellResult, Mapping[str, str]]] = {}
+        try:
+            self._bench.begin(launch)
+            for cell in group:
+                measured = self._bench.measure_cell(cell.result.cell, self._workload)
+                kept = self._keep(launch, measured)
+                self._files.setdefault(cell.id, []).append(kept.path)
+                found[cell.id] = (measured.result, kept.circumstances)
+        except (BringUpError, RoleDied, UsageProblem) as problem:
+            self._progress(f"{launch.topology.name}: fresh launch failed: {str(problem).splitlines()[0]}")
+        finally:
+            self._bench.drop()
+        return found
+
+    def _comparable(
+        self,
+        launch: TopologyLaunch,
+        found: Mapping[str, tuple[CellResult, Mapping[str, str]]],
+        met: Mapping[str, list[Mapping[str, str]]],
+    ) -> dict[str, CellResult]:
+        """The results that met the machine of `met` (cell -> circumstances so far), canaries, clocks and throttling."""
+        machine = self._bench.surroundings(launch.id)
+        results, reasons = {}, []
+        for cell, (result, circumstance) in found.items():
+            now = {**machine, **circumstance}
+            if why := differences(now, met[cell]):
+                reasons.append(why[0])
+                self._elsewhere.setdefault(cell, why[0])
+                continue
+            results[cell] = result
+            if self._paired:
+                met[cell].append(now)  # the arms have to meet one machine, whatever the baseline's was
+        for why_not in dict.fromkeys(reasons):
+            self._progress(f"{launch.topology.name}: fresh launch does not count: {why_not}")
+        return results
 
     def _decided(
         self, cell: JudgedCell, suspects: Sequence[Suspect], confirmations: Sequence[Confirmation]
@@ -247,6 +314,9 @@ class Confirming:
         mine = [one for one in confirmations if one.suspect in suspects]
         if cell.topology.name in self._skipped:
             mine = [one if one.complete else replace(one, note=OUT_OF_BUDGET) for one in mine]
+        elif why := self._elsewhere.get(cell.id):
+            note = f"a fresh launch met another machine: {why}"
+            mine = [one if one.complete else replace(one, note=note) for one in mine]
         return apply_confirmations(cell.id, cell.verdict, mine)
 
 

@@ -21,6 +21,7 @@ from .measure.summarise import summarise
 from .narrating import Narrator
 from .options import Settings
 from .provenance import Hardware, LaunchRecord
+from .report.outcomes import CellOutcome
 from .spec.topology import Kind, Topology
 from .spec.workload import Cell
 from .stack.running import Serving
@@ -56,6 +57,26 @@ class Measured:
     seen: CellEvidence
     mixed: Mixed | None = None
     """How the streams of a mixed cell met; None for cells with one stream."""
+
+    def outcome(self, launch: TopologyLaunch, engine: str, nodeid: str = "", order: int = 0) -> CellOutcome:
+        """The cell's file before the gate has spoken; `nodeid` is empty where no test item stands for it."""
+        result, seen = self.result, self.seen
+        details = seen.details() | ({"mixed": self.mixed.to_json()} if self.mixed else {})
+        return CellOutcome(
+            nodeid=nodeid,
+            order=order,
+            topology=launch.topology.name,
+            kind=launch.topology.kind.value,
+            engine=engine,
+            launch=launch.number,
+            result=result,
+            verdict="INVALID" if result.invalid or result.ok != result.requests else "",
+            rows=result.invalid,
+            evidence=seen.evidence.status.value,
+            evidence_reasons=seen.evidence.reasons,
+            ttft_split=seen.split,
+            details=details | ({"build": "reference"} if launch.reference else {}),
+        )
 
 
 class Measuring(ABC):
@@ -205,7 +226,7 @@ class Measuring(ABC):
         )
         return Measured(result, seen, compare_streams(records, cell))
 
-    def measure_cell(self, cell_id: str, workload: str) -> CellResult:
+    def measure_cell(self, cell_id: str, workload: str) -> Measured:
         """Run a cell of the workload by its id, for a fresh launch that no test item stands for."""
         cell = next(cell for cell in self._inputs.workload.cells if cell.id == cell_id)
-        return self.measure(cell, workload).result
+        return self.measure(cell, workload)

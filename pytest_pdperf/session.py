@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from .bench import Bench
-from .confirming import Confirming
+from .confirming import CONFIRMATION, Confirming, kept_in
 from .errors import UsageProblem
 from .gate.paired import Expectation
 from .gpus.grammar import Device
@@ -218,26 +218,10 @@ class Session:
     def measure(self, nodeid: str, topology: Topology, cell: Cell) -> CellResult:
         """Run a cell on the current stack and keep its result on disk before anything else begins."""
         measured = self.bench.measure(cell, self.inputs.workload.name)
-        result, seen = measured.result, measured.seen
-        launch = self.bench.launch
-        outcome = CellOutcome(
-            nodeid=nodeid,
-            order=self._order.get(nodeid, 0),
-            topology=topology.name,
-            kind=topology.kind.value,
-            engine=self.inputs.engines[topology.name].name,
-            launch=launch.number,
-            result=result,
-            verdict="INVALID" if result.invalid or result.ok != result.requests else "",
-            rows=result.invalid,
-            evidence=seen.evidence.status.value,
-            evidence_reasons=seen.evidence.reasons,
-            ttft_split=seen.split,
-            details=seen.details() | ({"mixed": measured.mixed.to_json()} if measured.mixed else {}),
-        )
-        self._keep(outcome)
+        engine = self.inputs.engines[topology.name].name
+        self._keep(measured.outcome(self.bench.launch, engine, nodeid, self._order.get(nodeid, 0)))
         self.measured[nodeid] = measured
-        return result
+        return measured.result
 
     def judge(self, nodeid: str, topology: Topology, result: CellResult) -> str:
         """Hold a result against its baseline; returns the failure message, empty when nothing blocks."""
@@ -277,8 +261,13 @@ class Session:
 
     def _message(self, cell: JudgedCell) -> str:
         problem = self.judging.problem(cell)
-        rerun = self.rerun(self._outcome(cell).nodeid)
-        return f"{problem}\nre-run just this cell:\n  {rerun}" if problem else ""
+        if not problem:
+            return ""
+        lines = [problem]
+        if fresh := self.confirming.kept(cell):
+            lines += ["what the fresh launches measured:", *(f"  {path}" for path in fresh)]
+        lines += ["re-run just this cell:", f"  {self.rerun(self._outcome(cell).nodeid)}"]
+        return "\n".join(lines)
 
     def greedy_answers(self, length: int) -> dict[str, tuple[int, ...]]:
         """Greedy tokens for one fixed prompt by every way to reach an engine, and from earlier topologies."""
@@ -371,7 +360,9 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
         folder=folder,
         bench=bench,
         judging=judging,
-        confirming=Confirming(settings, bench, judging, inputs.workload.name, tell),
+        confirming=Confirming(
+            settings, bench, judging, inputs.workload.name, tell, kept_in(folder / CONFIRMATION, inputs)
+        ),
         tell=tell,
         worker=str(workerinput.get("workerid", "")),
     )

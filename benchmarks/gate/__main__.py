@@ -98,7 +98,7 @@ def side_rows(studies: dict[str, Study]) -> list[list[str]]:
 
 
 def session_times(repeats: int = 5) -> list[float]:
-    """Seconds for the verdict of one session, the first with imports."""
+    """Seconds for the verdict of one session of 96 series; what they import is loaded already."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "baselines"
         results = prepare(root)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pytest_pdperf.confirming import FRESH, Confirming
+from pytest_pdperf.confirming import FRESH, Confirming, Kept
 from pytest_pdperf.errors import BringUpError, RoleDied
 from pytest_pdperf.evidence.canary import BEFORE, Canary, differences
 from pytest_pdperf.gate.adapter import judge, suspects_of
@@ -20,7 +22,7 @@ from pytest_pdperf.gate.statistics import Share
 from pytest_pdperf.gate.verdict import Verdict
 from pytest_pdperf.judging import JudgedCell, Judging
 from pytest_pdperf.measure.cell_result import CellResult, MetricValue
-from pytest_pdperf.measuring import TopologyLaunch
+from pytest_pdperf.measuring import Measured, TopologyLaunch
 from pytest_pdperf.options import OPTIONS, Settings
 from pytest_pdperf.spec.tolerances import Tolerances
 from pytest_pdperf.spec.topology import Kind, Role, RoleSpec, Topology
@@ -40,8 +42,8 @@ def result(name: str, cell: str, tpot: float, **more: Any) -> CellResult:
     )
 
 
-def baseline(cell: str, canary_ms: float | None = None) -> CellBaseline:
-    machine = {BEFORE: Canary({"gemm": canary_ms}).to_text()} if canary_ms else {}
+def baseline(cell: str, canary_ms: float | None = None, **machine: str) -> CellBaseline:
+    machine |= {BEFORE: Canary({"gemm": canary_ms}).to_text()} if canary_ms else {}
     launches = tuple(
         Launch(
             id=f"l{i}",
@@ -66,8 +68,10 @@ class FakeJudging:
         self.after: dict[str, tuple[str, ...]] = {}
         self.shares: dict[str, Share] = {}
 
-    def add(self, name: str, cell: str, tpot: float, canary_ms: float | None = None) -> JudgedCell:
-        stored, measured = baseline(cell, canary_ms), result(name, cell, tpot)
+    def add(
+        self, name: str, cell: str, tpot: float, canary_ms: float | None = None, **machine: str
+    ) -> JudgedCell:
+        stored, measured = baseline(cell, canary_ms, **machine), result(name, cell, tpot)
         verdict = judge(measured, stored, {}, Tolerances())
         judged = JudgedCell(topology(name), 1, measured, KEY, stored.ref, stored, verdict, None, False)
         self.cells.append(judged)
@@ -106,7 +110,7 @@ class FakeBench:
         self.launches.append(launch_)
         self.now += 40.0
 
-    def measure_cell(self, cell_id: str, workload: str) -> CellResult:
+    def measure_cell(self, cell_id: str, workload: str) -> Measured:
         assert self.up is not None
         assert workload == "w"
         self.now += 20.0
@@ -114,7 +118,9 @@ class FakeBench:
         found = self.speed(self.up, len(self.launches))
         if isinstance(found, Exception):
             raise found
-        return found if isinstance(found, CellResult) else result(self.up.topology.name, cell_id, found)
+        if not isinstance(found, CellResult):
+            found = result(self.up.topology.name, cell_id, found)
+        return cast(Measured, SimpleNamespace(result=found))
 
     def drop(self) -> None:
         self.drops += 1
@@ -137,14 +143,21 @@ class Stage2:
         self.bench = FakeBench(speed)
         self.judging = judging
         self.said: list[str] = []
+        self.clocks: dict[str, dict[str, str]] = {}
+        """`<launch> <cell>` -> what its GPUs did."""
         self.confirming = Confirming(
             Settings(values, frozenset()),
             self.bench,
             cast(Judging, judging),
             "w",
             lambda text, detail=False: self.said.append(text),
+            self.keep,
             clock=lambda: self.bench.now,
         )
+
+    def keep(self, launch: TopologyLaunch, measured: Measured) -> Kept:
+        name = f"{launch.id} {measured.result.cell}"
+        return Kept(Path(name), self.clocks.get(name, {}))
 
     def run(self) -> list[JudgedCell]:
         settled = self.confirming.run()
@@ -351,6 +364,58 @@ def test_paired_launches_need_one_machine_but_not_the_baselines(last: float, ver
     stage.bench.machines[f"one-launch{FRESH + 4}-reference"] = machine(last)
     stage.run()
     assert cell.verdict.verdict is verdict
+
+
+def test_fresh_launches_leave_their_cells_on_disk_and_say_where() -> None:
+    judging = FakeJudging()
+    bad, good = judging.add("one", "c1", BASE * 1.3), judging.add("one", "c2", BASE)
+    stage = Stage2(slow, judging, reference="/env")
+    stage.run()
+    launches = [f"one-launch{FRESH + 1}-reference", *(f"one-launch{FRESH + i}" for i in (2, 3))]
+    assert stage.confirming.kept(bad)[:3] == tuple(Path(f"{name} c1") for name in launches)
+    assert len(stage.confirming.kept(bad)) == 4 and stage.confirming.kept(good) == ()
+
+
+def test_a_fresh_launch_at_lower_clocks_than_the_baselines_does_not_count_for_that_cell() -> None:
+    judging = FakeJudging()
+    cells = [
+        judging.add("one", name, BASE * 1.3, throttled_share="0.00", sm_mhz="1980") for name in ("c1", "c2")
+    ]
+    stage = Stage2(slow, judging)
+    stage.clocks = {f"one-launch{FRESH + 2} c1": {"throttled_share": "0.00", "sm_mhz": "1600"}}
+    stage.run()
+    assert [cell.verdict.verdict for cell in cells] == [Verdict.SUSPECT, Verdict.FAIL]
+    assert "a fresh launch met another machine: clocks off: 1600 MHz" in note(cells[0])
+    assert any("does not count: clocks off" in line for line in stage.said)
+
+
+@pytest.mark.parametrize(("last", "verdict"), [("0.61", Verdict.FAIL), ("0.00", Verdict.SUSPECT)])
+def test_paired_launches_need_one_state_of_power_but_not_the_baselines(last: str, verdict: Verdict) -> None:
+    judging = FakeJudging()
+    cell = judging.add("one", "c1", BASE * 1.3, throttled_share="0.00", sm_mhz="1980")
+    stage = Stage2(slow, judging, reference="/env")
+    names = [f"one-launch{FRESH + 1}-reference", *(f"one-launch{FRESH + i}" for i in (2, 3))]
+    capped = {"throttled_share": "0.60", "sm_mhz": "1600"}
+    stage.clocks = {f"{name} c1": capped for name in names}
+    later = {"throttled_share": last, "sm_mhz": "1600" if last != "0.00" else "1500"}
+    stage.clocks[f"one-launch{FRESH + 4}-reference c1"] = later
+    stage.run()
+    assert cell.verdict.verdict is verdict
+
+
+def test_what_topologies_know_of_a_sessions_share_is_put_together() -> None:
+    """Five degrees of freedom each are too few; together they tell that hardly anything is left within a session."""
+
+    def error(freedom: int) -> float:
+        judging = FakeJudging()
+        cells = [judging.add(name, "c1", BASE * 1.3) for name in ("one", "two")]
+        judging.shares = {"tpot_ms_p50": Share(1e-4, freedom)}
+        Stage2(slow, judging, reference="/env").run()
+        p = cells[0].verdict.rows[0].p
+        assert p is not None
+        return p
+
+    assert error(5) < error(1) / 10
 
 
 @pytest.mark.parametrize("confirm", ["suspects", "never"])

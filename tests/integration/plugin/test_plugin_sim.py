@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pytest_pdperf.report.outcomes import load
 from tests.integration.plugin_runs import measured_run
 
 SUITE = """
@@ -149,6 +150,12 @@ def test_with_a_reference_build_suspects_are_launched_in_both_builds(project: py
     names = [path.name for path in (project.path / "pdperf-results").glob("*/logs/one-launch*")]
     assert len(names) == 4
     assert len([name for name in names if name.endswith("-reference")]) == 2
+    kept, problems = load(next((project.path / "pdperf-results").glob("*/confirmation")))
+    assert problems == [] and [one.launch for one in kept] == [1001, 1002, 1003, 1004]
+    assert [one.details.get("build") for one in kept] == ["reference", None, None, "reference"]
+    slowed = [one.result.metrics["tpot_ms_p50"].value or 0.0 for one in kept]
+    assert min(slowed[1:3]) > max(slowed[0], slowed[3])
+    result.stdout.fnmatch_lines(["*what the fresh launches measured:*", "*confirmation*launch1001.json*"])
 
 
 def test_a_budget_that_is_used_up_leaves_suspects_open_and_red(project: pytest.Pytester) -> None:
