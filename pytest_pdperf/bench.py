@@ -15,26 +15,30 @@ from .errors import RoleDied, TearDownError, UsageProblem
 from .evidence.canary import Canary, canaries_for, engine_python, gpu_canary
 from .evidence.environment import Environment
 from .gpus.busy import check_idle
+from .gpus.disjoint import place_in_turn, uuids_of
 from .gpus.emptied import memory_in_use, wait_emptied
 from .gpus.foreign import ForeignUse
-from .gpus.grammar import resolve
+from .gpus.grammar import Device, resolve
 from .gpus.inventory import Inventory
 from .gpus.lease import Lease, acquire
 from .gpus.nvml import read_inventory
 from .gpus.placement import Placement, place_all
-from .inputs import Inputs, without_faults
+from .inputs import Inputs
 from .load.processes import MOST, Processes, explain, processes_for
 from .load.target import Target
 from .measuring import Measuring, TopologyLaunch
 from .narrating import Narrator
 from .options import Settings
+from .overlap import OPTION, Overlap
+from .planning import plan_of
 from .probing import exact_form, greedy_by_every_way, prompt_vocabulary
 from .provenance import Hardware, LaunchRecord, hardware_of, launch_environment, record_of
 from .spec.workload import Cell
 from .stack import procfs
+from .stack.beside import LaunchBeside
 from .stack.launch import Stack, launch
 from .stack.memory import describe_memory, memory_needs
-from .stack.plan import LaunchPlan, check_model, plan_launch
+from .stack.plan import LaunchPlan, check_model
 from .stack.ports import PortRegistry
 from .stack.processes import environment as child_environment
 from .watching import watch_stack
@@ -63,9 +67,11 @@ class Bench(Measuring):
         self._foreign: ForeignUse | None = None
         self._environment: Environment | None = None
         self._greedy: dict[int, dict[str, tuple[int, ...]]] = {}
-        self._canaries = canaries_for(
-            inputs.measured_gpus, off=settings["canary"] == "off", take=self._gpu_canary, say=tell
-        )
+        self._overlap = Overlap(settings["overlap_start"], self._start_beside, tell)
+        self._disturbed: set[str] = set()
+        """Launches of which a cell was measured while another stack was there."""
+        off = "--canary off" if settings["canary"] == "off" else OPTION if self._overlap.asked else ""
+        self._canaries = canaries_for(inputs.measured_gpus, off=off, take=self._gpu_canary, say=tell)
 
     # -- before anything starts ----------------------------------------------------------------------------
 
@@ -76,7 +82,9 @@ class Bench(Measuring):
             return
         self._find_devices()
         topologies = {one.topology.name: one.topology for one in launches}
-        self._placements = place_all(list(topologies.values()), self.devices, self._inventory)
+        place = place_in_turn if self._overlap.asked else place_all
+        self._placements = place(list(topologies.values()), self.devices, self._inventory)
+        self._overlap.prepare(launches, self._placements)
         for topology in topologies.values():
             engine, router = self._inputs.engines[topology.name], self._inputs.routers[topology.name]
             engine.check(self._inputs.programs, topology, [device.visible for device in self.devices])
@@ -126,7 +134,7 @@ class Bench(Measuring):
             lines += describe_memory(memory_needs(plan, self._gpu_mib))
             lines += explain(self._inputs.workload.cells, partial(self._processes, plan=plan))
             plan.release()
-        return lines
+        return [*lines, *self._overlap.describe()]
 
     def _processes(self, cell: Cell, plan: LaunchPlan | None) -> Processes:
         """Client processes for a cell on a launch; without one as many as it calls for."""
@@ -138,6 +146,7 @@ class Bench(Measuring):
     def begin(self, launch_: TopologyLaunch) -> None:
         """Make a launch the current one. Nothing starts yet."""
         super().begin(launch_)
+        self.problems += self._overlap.drop(but=launch_)
         self._bring_ups = 0
 
     def stack(self) -> Stack:
@@ -157,15 +166,10 @@ class Bench(Measuring):
             )
         self._bring_ups += 1
         started = time.monotonic()
+        self._started = True
         with self._tell.bringing_up(self.launch.id):
-            self._canaries.before(self.launch.id)
-            self._started = True
-            self._stack = launch(
-                self._plan(self.launch),
-                deadline_s=self._settings["startup_timeout"],
-                progress=self._tell.stage,
-                sleep=self._tell.sleep,
-            )
+            beside = self._overlap.take(self.launch)
+            self._stack = beside or self._bring_up()
             self._environment = self._read_environment(self._stack)
             self._watch = watch_stack(
                 self._stack,
@@ -175,14 +179,40 @@ class Bench(Measuring):
                 lambda text: self._tell(f"{self.launch.id}: {text}", detail=True),
             )
         self._foreign = ForeignUse(
-            self.devices if self._inputs.recorded is None else (),
+            self._own_devices() if self._inputs.recorded is None else (),
             lambda: {below.proc.pid for below in procfs.descendants(os.getpid())},
         )
-        self._bring_up_s[self.launch.topology.name] = time.monotonic() - started
-        line = f"{self.launch.id} up in {time.monotonic() - started:.1f} s"
+        took = time.monotonic() - started
+        # What came up while another was measured took longer than the wait for it.
+        self._bring_up_s[self.launch.topology.name] = max(took, self._stack.startup_s["total"])
+        how = f"{took:.1f} s after its turn had come" if beside else f"in {took:.1f} s"
+        line = f"{self.launch.id} up {how}"
         self.launch_lines.append(line)
         self._tell(line)
+        if waits := self._overlap.begin_after(self.launch):
+            self.problems.append(waits)
         return self._stack
+
+    def _bring_up(self) -> Stack:
+        self._canaries.before(self.launch.id)
+        return launch(
+            self._plan(self.launch),
+            deadline_s=self._settings["startup_timeout"],
+            progress=self._tell.stage,
+            sleep=self._tell.sleep,
+        )
+
+    def _start_beside(self, launch_: TopologyLaunch) -> LaunchBeside:
+        beside = LaunchBeside(self._plan(launch_), deadline_s=self._settings["startup_timeout"])
+        beside.start()
+        return beside
+
+    def _own_devices(self) -> list[Device]:
+        """Where another process is foreign: all leased devices, or those of the launch when others of ours are busy."""
+        if not self._overlap.asked:
+            return list(self.devices)
+        uuids = uuids_of(self._placements[self.launch.topology.name])
+        return [device for device in self.devices if device.uuid in uuids]
 
     def take_down(self) -> None:
         """Stop the current stack, if any, and wait until its GPUs are as empty as before the run.
@@ -193,7 +223,8 @@ class Bench(Measuring):
         left = stack.close() if stack is not None else ()
         if self._started:
             self._started = False
-            left += wait_emptied(self._memory_before)
+            beside = self._overlap.uuids()
+            left += wait_emptied({u: mib for u, mib in self._memory_before.items() if u not in beside})
         if left:
             raise TearDownError(self.launch.id, left)
         if stack is not None:
@@ -205,33 +236,21 @@ class Bench(Measuring):
         try:
             self.drop()
         finally:
-            self._ports.close()
+            try:
+                self.problems += self._overlap.drop()
+            finally:
+                self._ports.close()
             if self._lease is not None:
                 self._lease.release()
 
     def _plan(self, launch_: TopologyLaunch) -> LaunchPlan:
-        topology = launch_.topology
-        placement = self._placements[topology.name]
-        programs, role_args = self._inputs.programs, self._inputs.role_args
-        if launch_.reference:
-            assert self._inputs.reference_programs is not None, "a reference launch without --reference"
-            programs, role_args = self._inputs.reference_programs, without_faults(role_args)
-        return plan_launch(
-            topology,
-            self._inputs.engines[topology.name],
-            self._inputs.routers[topology.name],
-            placement={
-                placed.instance: tuple(d.visible for d in placed.devices) for placed in placement.placed
-            },
-            numa={one.instance: one.numa_node for one in placement.placed if one.numa_node is not None},
-            model=self._inputs.model,
-            served_model=self._inputs.served_model,
-            programs=programs,
-            log_dir=self._folder / "logs" / launch_.id,
+        return plan_of(
+            launch_,
+            self._inputs,
+            self._placements[launch_.topology.name],
+            logs=self._folder / "logs",
             run_id=self._run_id,
             ports=self._ports,
-            extra_args=self._inputs.engine_args,
-            role_args={role: args for role, args in role_args.items() if role in topology.roles},
             client_processes=max(self._processes(cell, None).count for cell in self._inputs.workload.cells),
         )
 
@@ -245,6 +264,11 @@ class Bench(Measuring):
     def _disturbances(self) -> tuple[str, ...]:
         assert self._foreign is not None, "a stack that nobody watches"
         return self._foreign.reasons()
+
+    def _beside(self) -> str:
+        disturbs = self._overlap.disturbs()
+        self._disturbed |= {self.launch.id} if disturbs else set()
+        return f"measured while {disturbs} ({OPTION})" if disturbs else ""
 
     def _client(self, cell: Cell) -> tuple[tuple[int, ...], int]:
         assert self._stack is not None, "nothing is up"
@@ -286,7 +310,10 @@ class Bench(Measuring):
     def launch_record(self) -> LaunchRecord:
         """Provenance of the current launch, kept with every stored baseline."""
         assert self._environment is not None, "nothing is up"
-        return record_of(self._environment, self.hardware(), self._canaries.of(self.launch.id))
+        facts = dict(self._canaries.of(self.launch.id))
+        if self.launch.id in self._disturbed:
+            facts["overlap_start"] = "a cell was measured while another topology came up or stood by"
+        return record_of(self._environment, self.hardware(), facts)
 
     def surroundings(self, launch_id: str) -> Mapping[str, str]:
         """What a launch's canaries said of the machine; empty for a launch of another run."""

@@ -153,6 +153,10 @@ class Measuring(ABC):
         """What happened beside the cell that makes it invalid."""
         return ()
 
+    def _beside(self) -> str:
+        """What goes on beside a cell that begins now and may disturb it; empty for nothing."""
+        return ""
+
     def _shared_cores(self) -> bool:
         """Whether the client shares its cores with the engines."""
         return False
@@ -197,6 +201,7 @@ class Measuring(ABC):
             self._tell.tick()
 
         cpus, processes = self._client(cell)
+        beside = self._beside()
         with self._tell.measuring(self.launch.id, cell.id), self._watch.cell() as window:
             records = run_cell(
                 self._target(),
@@ -222,7 +227,7 @@ class Measuring(ABC):
         result = replace(
             result,
             invalid=(*result.invalid, *invalid),
-            warnings=(*result.warnings, *seen.warnings),
+            warnings=(*result.warnings, *seen.warnings, *([beside] if beside else [])),
         )
         return Measured(result, seen, compare_streams(records, cell))
 

@@ -247,6 +247,13 @@ OPTIONS: tuple[Option, ...] = (
         parse=seconds,
     ),
     Option(
+        "overlap_start",
+        "bring the next topology up while one is measured, where both have GPUs of their own; it disturbs, so such "
+        "cells carry a warning and no canary is taken",
+        kind="flag",
+        default=False,
+    ),
+    Option(
         "launches", "bring every topology up this many times", metavar="N", default="1", parse=positive_count
     ),
     Option(

@@ -23,6 +23,8 @@ from .measure.cell_result import CellResult
 from .measuring import Measured, Measuring, TopologyLaunch
 from .narrating import Narrator
 from .options import BY_NAME, Settings
+from .overlap import possible_here
+from .project import make_folder, project_root
 from .report.earlier import earlier_durations
 from .report.outcomes import CellOutcome, RunSummary, load, save
 from .report.ttft_stage import circumstances, explain, usual_split, with_stage
@@ -131,6 +133,8 @@ class Session:
         cells: dict[CellKey, tuple[TopologyLaunch, Cell]] = {}
         for number, item in enumerate(items):
             self._order[item.nodeid] = number
+            if item.get_closest_marker("skip") is not None:
+                continue  # needs nothing, and has no turn
             callspec = getattr(item, "callspec", None)
             params = callspec.params if callspec else {}
             launch, cell = params.get("topology"), params.get("cell")
@@ -349,9 +353,11 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
         hint = f"; the newest there is {others[-1]}" if others else ""
         raise UsageProblem(f"--resume {run_id}: no such run in {folder.parent}{hint}")
     if not settings["plan"] and not config.option.collectonly:
-        _make_folder(folder)
+        make_folder(folder)
     tell = Narrator(PytestScreen(config))
-    bench = Bench(settings=settings, inputs=inputs, run_id=run_id, folder=folder, tell=tell)
+    possible, problems = possible_here(config, settings)
+    bench = Bench(settings=possible, inputs=inputs, run_id=run_id, folder=folder, tell=tell)
+    bench.problems += problems
     judging = Judging(settings=settings, inputs=inputs, root=root, run_id=run_id)
     return Session(
         settings=settings,
@@ -366,24 +372,3 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
         tell=tell,
         worker=str(workerinput.get("workerid", "")),
     )
-
-
-def project_root(rootpath: Path, inipath: Path | None, invoked: Path) -> Path:
-    """Folder that holds the project's fixtures/, baselines/ and results: pytest's root, unless it went astray.
-
-    pytest finds its root before it knows this plugin's options, and takes the value of `--model /models/m`
-    for a test path. A root without an ini file, or one that does not hold the current folder, is no project.
-    """
-    return rootpath if inipath is not None and rootpath in (invoked, *invoked.parents) else invoked
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as problem:
-        raise UsageProblem(
-            f"--pdperf-results: cannot write to {folder}: {problem.strerror}; give another folder"
-        ) from None

@@ -191,13 +191,16 @@ class Canaries:
 
 
 def canaries_for(
-    gpus: GpuRequest | None, *, off: bool, take: Callable[[], Canary], say: Callable[..., None]
+    gpus: GpuRequest | None, *, off: str, take: Callable[[], Canary], say: Callable[..., None]
 ) -> Canaries:
-    """The canaries that fit the devices of a run: `take` on GPUs, `cpu_canary` on a CPU, none for the simulator."""
+    """The canaries that fit the devices of a run: `take` on GPUs, `cpu_canary` on a CPU, none for the simulator.
+
+    `off` is the option that rules them out, empty for none.
+    """
     if gpus is None:
         return Canaries(None, say, NO_CLOCK)
     if off:
-        return Canaries(None, say, "off: --canary off")
+        return Canaries(None, say, f"off: {off}")
     return Canaries(cpu_canary if gpus.cpu else take, say)
 
 

@@ -41,6 +41,8 @@ def launch(
     router_deadline_s: float = 90.0,
     request_deadline_s: float = 180.0,
     progress: Progress | None = None,
+    called_off: Callable[[], bool] = lambda: False,
+    base: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Stack:
@@ -52,12 +54,14 @@ def launch(
 
     `deadline_s` bounds the whole and, scaled, each stage of an engine (see `stages`), `router_deadline_s` the
     router's part, `request_deadline_s` each first request (a first NIXL handshake can take half a minute).
+    `base` is the environment that processes start from (default: this process's); `called_off` is asked all the time
+    and ends the bring-up when true.
 
     Raises BringUpError, within about a second of a process dying or at `deadline_s` at the latest; whatever
     was started has ended by then, and the plan's ports are free.
     """
     limits = _Limits(deadline_s, router_deadline_s, request_deadline_s)
-    bring_up = _BringUp(plan, limits, progress or (lambda text: None), clock, sleep)
+    bring_up = _BringUp(plan, limits, progress or (lambda text: None), called_off, base, clock, sleep)
     try:
         bring_up.engines()
         bring_up.router()
@@ -95,11 +99,15 @@ class _BringUp:
         plan: LaunchPlan,
         limits: _Limits,
         progress: Progress,
+        called_off: Callable[[], bool],
+        base: Mapping[str, str] | None,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
         self.plan = plan
         self.progress = progress
+        self.called_off = called_off
+        self.base = base
         self.clock = clock
         self.sleep = sleep
         self.began = clock()
@@ -118,6 +126,7 @@ class _BringUp:
                 log=self.plan.log(id),
                 run_id=self.plan.run_id,
                 cpus=self.plan.cpus.get(id, ()),
+                base=self.base,
             )
         except OSError as error:
             raise BringUpError(f"{id} could not be started: {error}") from error
@@ -177,7 +186,9 @@ class _BringUp:
         self.stack.startup_s["pairs"] = self.clock() - began
 
     def watch(self, waiting: Mapping[str, object], extra: str = "") -> None:
-        """Follow the logs; raise BringUpError for a death, a port conflict or the deadline."""
+        """Follow the logs; raise BringUpError for a death, a port conflict, the deadline, or when called off."""
+        if self.called_off():
+            raise BringUpError("called off before it was ready")
         for id, seen in self.seen.items():
             for line in seen.follower.new_lines():
                 if line.strip():

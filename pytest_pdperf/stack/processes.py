@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -106,6 +107,7 @@ class ManagedProcess:
         run_id: str,
         log_cap: int = LOG_CAP,
         cpus: Sequence[int] = (),
+        base: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = id
@@ -122,7 +124,8 @@ class ManagedProcess:
         self._child: procfs.Proc | None = None
         self._stop_asked = False
         self._survivors: tuple[str, ...] | None = None
-        env = environment(command, run_id, id)
+        self._mark = uuid.uuid4().hex
+        env = environment(command, run_id, id, base) | {procfs.PROCESS: self._mark}
         self.secrets = secret_values(env)
         job = {
             "argv": command.argv,
@@ -137,7 +140,7 @@ class ManagedProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         for old in segments(self.log):
             old.unlink()  # nobody may take an earlier launch's lines for this one's
-        marker = {name: env[name] for name in (procfs.RUN_ID, procfs.INSTANCE, procfs.OWNER)}
+        marker = {name: env[name] for name in (procfs.RUN_ID, procfs.INSTANCE, procfs.OWNER, procfs.PROCESS)}
         self._reaper = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOT, str(_ROOT), f"pdperf-reaper:{id}"],
             stdin=subprocess.PIPE,
@@ -239,7 +242,7 @@ class ManagedProcess:
 
     def _ours(self) -> list[procfs.Stat]:
         session = procfs.session_of(self._child) if self._child is not None else []
-        return list({s.proc: s for s in procfs.marked(self.run_id, self.id) + session}.values())
+        return list({s.proc: s for s in procfs.marked(self.run_id, self._mark) + session}.values())
 
     def _tell(self, line: str) -> None:
         if self._reaper.stdin is None or self._reaper.stdin.closed:

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 RUN_ID = "PDPERF_RUN_ID"
 """Environment variable that marks every process of a run."""
+PROCESS = "PDPERF_PROCESS"
+"""Variable with a name that no other started process has: workers and topologies of one run repeat instance ids."""
 INSTANCE = "PDPERF_INSTANCE"
 """Environment variable that names the instance within the run."""
 OWNER = "PDPERF_OWNER"
@@ -80,15 +82,15 @@ def environ(pid: int) -> dict[str, str]:
     return {k.decode("utf-8", "replace"): v.decode("utf-8", "replace") for k, _, v in pairs}
 
 
-def marked(run_id: str, instance: str | None = None) -> list[Stat]:
-    """Living processes that carry this run's marker (and the instance's, when given)."""
+def marked(run_id: str, process: str | None = None) -> list[Stat]:
+    """Living processes that carry this run's marker (and that of one started process, when given)."""
     me = os.getpid()
     out = []
     for stat in all_stats().values():
         if stat.proc.pid == me or stat.state in "ZX":
             continue
         env = environ(stat.proc.pid)
-        if env.get(RUN_ID) == run_id and (instance is None or env.get(INSTANCE) == instance):
+        if env.get(RUN_ID) == run_id and (process is None or env.get(PROCESS) == process):
             out.append(stat)
     return out
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pytest_pdperf.options import resolve
-from pytest_pdperf.session import open_session, project_root
+from pytest_pdperf.project import project_root
+from pytest_pdperf.session import open_session
 
 PROJECT = Path("/home/me/project")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from pytest_pdperf.stack.launch import Stack, launch
+from pytest_pdperf.stack.beside import LaunchBeside
+from pytest_pdperf.stack.launch import launch
 from pytest_pdperf.stack.ports import PortRegistry
 from tests.integration.stack.stack_fakes import plan, topology
 
@@ -28,15 +28,11 @@ def main() -> None:
 
     if mode == "thread":
         # The thread that started the engines ends; they must live on.
-        stacks: list[Stack] = []
-        thread = threading.Thread(
-            target=lambda: stacks.append(launch(planned, deadline_s=60, progress=progress))
-        )
-        thread.start()
-        thread.join()
+        beside = LaunchBeside(planned, deadline_s=60)
+        beside.start()
+        stack = beside.result()
         time.sleep(0.5)
-        stacks[0].check()
-        stack = stacks[0]
+        stack.check()
     else:
         stack = launch(planned, deadline_s=60, progress=progress)
     if mode == "forked" and os.fork() == 0:

@@ -316,3 +316,22 @@ def test_stop_is_idempotent_and_a_second_one_may_cut_the_grace(
 def test_how_an_end_is_described(end: Exit, want: str, not_want: str) -> None:
     assert want in end.describe()
     assert not_want not in end.describe()
+
+
+def test_another_process_of_the_same_run_and_name_is_left_alone(
+    start: Start, tmp_path: Path, run_id: str
+) -> None:
+    """Workers of one run, and topologies that are up at the same time, all have a `router` and a `decode-0`."""
+    first = start("/bin/sleep", "600")
+    second = ManagedProcess(
+        first.id, Command(("/bin/sleep", "600")), log=tmp_path / "second.log", run_id=run_id
+    )
+    try:
+        pid_of(first)
+        pid_of(second)
+        assert first.stop(0.0) == ()
+        time.sleep(0.3)  # its reaper would tell of a kill
+        assert second.poll() is None
+        assert len(procfs.marked(run_id)) == 2, "the second and its reaper"
+    finally:
+        second.stop(0.0)

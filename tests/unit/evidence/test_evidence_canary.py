@@ -222,15 +222,15 @@ def test_the_simulator_has_none_and_says_so() -> None:
         raise AssertionError("nothing may be timed")
 
     for gpus, off, note in (
-        (None, False, "simulated"),
-        (GpuRequest(("0",)), True, "off"),
-        (GpuRequest(cpu=True), True, "off"),
+        (None, "", "simulated"),
+        (GpuRequest(("0",)), "--canary off", "off: --canary off"),
+        (GpuRequest(cpu=True), "--overlap-start", "off: --overlap-start"),
     ):
         canaries = canaries_for(gpus, off=off, take=never, say=print)
         canaries.before("one")
         assert note in canaries.of("one")[BEFORE]
     real = canaries_for(
-        GpuRequest((0,)), off=False, take=lambda: Canary({"gemm": 5.0}), say=lambda *_, **__: None
+        GpuRequest((0,)), off="", take=lambda: Canary({"gemm": 5.0}), say=lambda *_, **__: None
     )
     real.after("one")
     assert Canary.from_text(real.of("one")[AFTER]).ms == {"gemm": 5.0}
@@ -239,7 +239,7 @@ def test_the_simulator_has_none_and_says_so() -> None:
 def test_engines_on_a_cpu_get_the_cpus_canary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canary, "cpu_canary", lambda: Canary({"integer_loop": 7.0}))
     canaries = canaries_for(
-        GpuRequest(cpu=True), off=False, take=lambda: Canary({"gemm": 1.0}), say=lambda *_, **__: None
+        GpuRequest(cpu=True), off="", take=lambda: Canary({"gemm": 1.0}), say=lambda *_, **__: None
     )
     canaries.before("one")
     assert Canary.from_text(canaries.of("one")[BEFORE]).ms == {"integer_loop": 7.0}
