@@ -28,6 +28,8 @@ class Quantity(StrEnum):
     """KV loaded from another engine: source `external_kv_transfer`."""
     PROMPT_TOKENS_PEER = "prompt_tokens_peer"
     """The part of the transferred tokens that came from a peer, not from a host or disk tier (vLLM 0.32)."""
+    PROMPT_TOKENS_UNTOLD = "prompt_tokens_untold"
+    """The part of the transferred tokens whose connector does not say where they came from (vLLM 0.32)."""
     EXTERNAL_HITS = "external_hits"
     """Tokens found by asking the connector; the older way to see transferred tokens."""
     GENERATION_TOKENS = "generation_tokens"
@@ -133,6 +135,14 @@ FORMS: Mapping[Quantity, tuple[Form, ...]] = {
     Quantity.PROMPT_TOKENS_TRANSFERRED: (_by_source("external_kv_transfer"),),
     Quantity.PROMPT_TOKENS_PEER: (
         _vllm("prompt_tokens_cached_by_source_total", where={"source": "p2p"}, seen_in="0.32"),
+    ),
+    Quantity.PROMPT_TOKENS_UNTOLD: (
+        _vllm(
+            "prompt_tokens_cached_by_source_total",
+            where={"source": "external_unspecified"},
+            absent_label_is_zero=True,
+            seen_in="0.32: ExampleConnector",
+        ),
     ),
     Quantity.EXTERNAL_HITS: (_vllm("external_prefix_cache_hits_total"),),
     Quantity.GENERATION_TOKENS: (_vllm("generation_tokens_total"), _sglang("generation_tokens_total")),

@@ -21,7 +21,7 @@ class Counts:
     """Prompt tokens from decode's own prefix cache."""
     transferred: float | None = None
     peer: float | None = None
-    """The part of `transferred` that came from a peer engine, where that is told apart."""
+    """The part of `transferred` that came from a peer engine or may have, where tiers are told apart."""
     transfers: float | None = None
     """Finished transfers, one for each request."""
     per_request_transfers: bool = False

@@ -181,7 +181,16 @@ def _counts(windows: list[_Window], rows: tuple[InstanceEvidence, ...]) -> Count
     decode = [row for row in rows if row.role is Role.DECODE]
     prefill = [row for row in rows if row.role is Role.PREFILL]
     engines = {w.engine for w in windows if w.role is Role.DECODE}
-    peers = [w.change(Quantity.PROMPT_TOKENS_PEER, quiet=True) for w in windows if w.role is Role.DECODE]
+    peers = [
+        _sum(
+            (
+                w.change(Quantity.PROMPT_TOKENS_PEER, quiet=True),
+                w.change(Quantity.PROMPT_TOKENS_UNTOLD, quiet=True),
+            )
+        )
+        for w in windows
+        if w.role is Role.DECODE
+    ]
     return Counts(
         prefill_requests=_sum(row.requests for row in prefill),
         decode_requests=_sum(row.requests for row in decode),

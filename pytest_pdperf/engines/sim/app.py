@@ -98,6 +98,7 @@ class SimEngine:
                 state=self.state,
                 cache_config=cache,
                 transfers=settings.role is not Role.SERVER and self.connector.prometheus,
+                hit_source=self.connector.hit_source,
             )
         )
 

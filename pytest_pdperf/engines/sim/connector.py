@@ -59,6 +59,8 @@ class Parts:
 class Connector(Protocol):
     """Both halves of a way for KV to get from prefill to decode; an engine uses the one of its role."""
 
+    hit_source: str
+    """What /metrics calls the place that the KV came from."""
     prometheus: bool
     """Whether /metrics has transfer histograms and failure counters (NIXL); the others leave only log windows."""
 

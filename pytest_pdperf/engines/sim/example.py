@@ -41,6 +41,7 @@ def sought_tokens(prompt: int, block: int) -> int:
 class ExampleConnector:
     """Nobody counts transfers: the only traces are decode's prompt tokens by source and the files."""
 
+    hit_source = "external_unspecified"
     prometheus = False
 
     def __init__(self, parts: Parts) -> None:

@@ -25,6 +25,7 @@ _STEP_TOKENS = tuple(float(2**i) for i in (0, *range(3, 15)))
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000)
 
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
+HIT_SOURCES = ("device", "host", "p2p", "disk", "external_unspecified")
 PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 
 
@@ -101,13 +102,16 @@ class EngineCollector:
         state: Callable[[], tuple[int, int, float]],
         cache_config: Mapping[str, str],
         transfers: bool,
+        hit_source: str = "p2p",
     ) -> None:
-        """`state` gives running requests, waiting requests and the share of KV in use; `transfers` adds NIXL's."""
+        """`state` gives running requests, waiting requests and the share of KV in use; `transfers` adds NIXL's,
+        `hit_source` is one of HIT_SOURCES."""
         self._metrics = metrics
         self._labels = {"engine": "0", "model_name": model_name}
         self._state = state
         self._cache_config = dict(cache_config)
         self._transfers = transfers
+        self._hit_source = hit_source
 
     def collect(self) -> Iterable[Metric]:
         """All families of one scrape."""
@@ -129,6 +133,8 @@ class EngineCollector:
         yield self._counter("prompt_tokens", {"": m.prompt_tokens})
         yield self._counter("prompt_tokens_by_source", m.by_source, "source")
         yield self._counter("prompt_tokens_cached", {"": m.by_source["external_kv_transfer"]})
+        hits = {**dict.fromkeys(HIT_SOURCES, 0), self._hit_source: m.by_source["external_kv_transfer"]}
+        yield self._counter("prompt_tokens_cached_by_source", hits, "source")
         yield self._counter("generation_tokens", {"": m.generation_tokens})
         yield self._counter("request_success", m.finished, "finished_reason")
         for name, histogram in (

@@ -28,6 +28,7 @@ _ANSWER_S = 5.0
 class MooncakeConnector:
     """Prefill counts the transfers, decode the failed receives, both in their logs only."""
 
+    hit_source = "p2p"
     prometheus = False
 
     def __init__(self, parts: Parts) -> None:

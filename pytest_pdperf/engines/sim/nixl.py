@@ -18,6 +18,7 @@ from .side_channel import KvLoadError, PrefillPeers, Pulled, SideChannelServer
 class NixlConnector:
     """Decode counts the transfers, in its log and on /metrics."""
 
+    hit_source = "p2p"
     prometheus = True
 
     def __init__(self, parts: Parts) -> None:

@@ -130,6 +130,16 @@ def test_kv_from_a_disk_tier_is_no_transfer_from_prefill() -> None:
     assert judge(pages(text_of("vllm_prefill.prom"), other)).status is Status.BYPASSED
 
 
+def test_kv_of_a_connector_that_names_no_source_counts_as_transferred() -> None:
+    """ExampleConnector in vLLM 0.32: nothing tells its files from a peer, and there is no other tier."""
+    untold = edited(
+        "vllm_decode.prom",
+        ('source="p2p"} 40960.0', 'source="p2p"} 0.0'),
+        ('source="disk"} 0.0', 'source="external_unspecified"} 40960.0'),
+    )
+    assert judge(pages(text_of("vllm_prefill.prom"), untold)).status is Status.PROVEN
+
+
 def test_prefill_that_served_less_than_was_sent_limits_the_proof() -> None:
     short = edited("vllm_prefill.prom", ('finished_reason="length"} 10.0', 'finished_reason="length"} 7.0'))
     found = judge(pages(short, text_of("vllm_decode.prom")))
