@@ -28,6 +28,9 @@ _PARALLEL = frozenset({"data_parallel_size", "pipeline_parallel_size"})
 
 _CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector", "example": "ExampleConnector"}
 
+_PROTOCOLS = {"tcp": "tcp", "rdma": "rdma"}
+"""Transport -> what Mooncake is asked for; without RDMA hardware it takes TCP and says so in its log only."""
+
 _CPU_ENV: dict[str, str | None] = {
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -145,8 +148,8 @@ def kv_transfer_config(
         config["kv_load_failure_policy"] = "fail"
         if cpu:
             config["kv_buffer_device"] = "cpu"
-    if kv.connector == "mooncake" and (cpu or kv.transport == "tcp"):
-        config["kv_connector_extra_config"] = {"mooncake_protocol": "tcp"}
+    if kv.connector == "mooncake" and (protocol := "tcp" if cpu else _PROTOCOLS.get(kv.transport)):
+        config["kv_connector_extra_config"] = {"mooncake_protocol": protocol}
     if kv.connector == "example" and shared_dir is not None:
         config["kv_connector_extra_config"] = {"shared_storage_path": str(shared_dir)}
     return config
@@ -185,6 +188,12 @@ class Vllm:
             raise UsageProblem(
                 f"{topology.name}: kv_transfer.transport is {kv.transport!r}, but on a CPU only 'auto' "
                 "and 'tcp' work"
+            )
+        if kv is not None and (kv.connector, kv.transport) == ("mooncake", "nvlink"):
+            raise UsageProblem(
+                f"{topology.name}: kv_transfer.transport 'nvlink' is set up for connector 'nixl' only; use that, or "
+                "transport: auto with engine_args: {kv_transfer_config: {kv_connector_extra_config: "
+                "{mooncake_protocol: nvlink_intra}}} on a Mooncake that is built for it"
             )
 
     def command(self, instance: Instance, programs: Programs) -> Command:

@@ -92,6 +92,15 @@ class KvTransfer(Frozen):
     connector: Literal["nixl", "mooncake", "example"] = "nixl"
     transport: Literal["auto", "tcp", "rdma", "nvlink"] = "auto"
 
+    @model_validator(mode="after")
+    def _files_take_no_transport(self) -> KvTransfer:
+        if self.connector == "example" and self.transport != "auto":
+            raise ValueError(
+                f"transport: connector 'example' leaves KV in files of a folder, so {self.transport!r} means nothing; "
+                "leave the transport out"
+            )
+        return self
+
 
 class RouterSpec(Frozen):
     """The router in front; `name` is left out to take the engine's usual one."""

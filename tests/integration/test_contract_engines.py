@@ -1,6 +1,7 @@
 """Every engine behind every router: the contract, with real routers.
 
-Set PDPERF_CPU_ENGINES to an environment with a CPU build of vLLM (scripts/cpu_vllm) to hold that to it as well.
+Set PDPERF_CPU_ENGINES to an environment with a CPU build of vLLM (scripts/cpu_vllm/build.py --mooncake) to hold that to
+it as well; `tox run -e cpu` does.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ OTHER_CONNECTORS = [
     ("sim", "smg", "mooncake"),
 ]
 """Beside NIXL. smg does not serve vLLM's example connector; SGLang's legs are the same for both of its connectors."""
-TAIL = {"example": 17}
-"""Blocks of 16 tokens in the simulator; the connector looks for one token less than it could."""
+TAIL = {"example": 16}
+"""Of 64 tokens in blocks of 16: the connector leaves two tokens or more, so a whole block."""
 
 
 def cases() -> list[Case]:
@@ -64,11 +65,16 @@ def cases() -> list[Case]:
                 long_answer=900,
                 context=1024,
                 start_s=420.0,
+                connector=connector,
+                prompt=300 if connector == "example" else 64,
+                tail=44 if connector == "example" else 0,
             )
-            for router, kind in (
-                ("vllm_router", Kind.PD),
-                ("vllm_router", Kind.AGGREGATED),
-                ("smg", Kind.PD),
+            for router, kind, connector in (
+                ("vllm_router", Kind.PD, "nixl"),
+                ("vllm_router", Kind.PD, "mooncake"),
+                ("vllm_router", Kind.PD, "example"),
+                ("vllm_router", Kind.AGGREGATED, "nixl"),
+                ("smg", Kind.PD, "nixl"),
             )
         ]
     return found

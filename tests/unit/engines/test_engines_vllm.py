@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,69 @@ def test_mooncake_over_tcp() -> None:
     assert kv_config(got.argv)["kv_connector_extra_config"] == {"mooncake_protocol": "tcp"}
 
 
+@pytest.mark.parametrize(
+    ("transport", "devices", "protocol"),
+    [
+        ("auto", "0", None),
+        ("tcp", "0", "tcp"),
+        ("rdma", "0", "rdma"),
+        ("auto", "cpu", "tcp"),
+        ("tcp", "cpu", "tcp"),
+    ],
+)
+def test_a_transport_is_asked_of_mooncake(transport: str, devices: str, protocol: str | None) -> None:
+    got = command(connector="mooncake", transport=transport, devices=(devices,))
+    extra = kv_config(got.argv).get("kv_connector_extra_config")
+    assert extra == ({"mooncake_protocol": protocol} if protocol else None)
+    assert got.env.get("MC_FORCE_TCP") == ("1" if protocol == "tcp" else None)
+    assert "UCX_TLS" not in got.env
+
+
+def test_files_are_shared_in_a_folder_of_the_launch() -> None:
+    for role in (Role.PREFILL, Role.DECODE):
+        got = ENGINE.command(
+            replace(instance(role, connector="example"), shared_dir=Path("/run/kv")), NOWHERE
+        )
+        config = kv_config(got.argv)
+        assert config["kv_connector"] == "ExampleConnector"
+        assert config["kv_connector_extra_config"] == {"shared_storage_path": "/run/kv"}
+    mine = {"kv_transfer_config": {"kv_connector_extra_config": {"shared_storage_path": "/mnt"}}}
+    own = replace(instance(connector="example", args=mine), shared_dir=Path("/run/kv"))  # type: ignore[arg-type]
+    config = kv_config(ENGINE.command(own, NOWHERE).argv)
+    assert config["kv_connector_extra_config"] == {"shared_storage_path": "/mnt"}, "what the user says wins"
+
+
+def test_a_multi_connector_passes_through_untouched() -> None:
+    """The topology says nixl, which is what the router and the side channel go by; vLLM gets what the user wrote."""
+    parts = [
+        {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "fail"},
+        {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"block_size": 64},
+        },
+    ]
+    mine: dict[str, object] = {
+        "kv_connector": "MultiConnector",
+        "kv_connector_extra_config": {"connectors": parts},
+    }
+    for role, side in ((Role.PREFILL, "kv_producer"), (Role.DECODE, "kv_consumer")):
+        got = command(role=role, args={"kv_transfer_config": mine})
+        config = kv_config(got.argv)
+        assert {key: config[key] for key in mine} == mine
+        assert config["kv_role"] == side
+        assert got.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+
+
+def test_roles_may_differ_in_tensor_parallelism() -> None:
+    prefill = command(tp=2, devices=("0", "1"))
+    decode = command(role=Role.DECODE, devices=("2",))
+    assert value(prefill.argv, "--tensor-parallel-size") == "2"
+    assert prefill.env["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "--tensor-parallel-size" not in decode.argv
+    assert decode.env["CUDA_VISIBLE_DEVICES"] == "2"
+
+
 def test_cpu_has_the_settings_that_make_it_usable() -> None:
     got = command(devices=("cpu",))
     assert "--enforce-eager" in got.argv
@@ -224,6 +288,11 @@ def test_a_missing_program_says_what_to_do(tmp_path: Path) -> None:
             r"roles\.prefill\.tensor_parallel is 2",
         ),
         ({"kv_transfer": {"transport": "rdma"}}, ("cpu",), r"transport is 'rdma'"),
+        (
+            {"kv_transfer": {"connector": "mooncake", "transport": "nvlink"}},
+            ("0",),
+            r"'nvlink'.*connector 'nixl'",
+        ),
     ],
 )
 def test_what_is_known_to_fail_is_refused(

@@ -45,6 +45,15 @@ def table(lane: str, title: str, scope: str = "intra-node") -> list[str]:
     return [f"[1795977919.756947] [host:1668 :1]   | {row} |" for row in rows]
 
 
+MOONCAKE_STARTS = [
+    "2026-11-29T20:38:26.634 (EngineCore pid=17077) INFO 11-29 20:38:26 [mooncake_connector.py:1208] The Mooncake "
+    "Transfer Engine is using rdma as its protocol.",
+    "2026-11-29T20:38:26.634 I1129 20:38:26.634647 17077 transfer_engine_impl.cpp:183] Transfer Engine RPC using P2P "
+    "handshake, listening on 127.0.0.1:16896",
+    "2026-11-29T20:38:26.634 I1129 20:38:26.634806 17077 tcp_transport.cpp:391] TcpTransport: listen on port 15080",
+]
+"""vLLM 0.32 with Mooncake 0.3.13 as logged on a machine without RDMA; `rdma` in the first line was `tcp` there."""
+
 Asked = Literal["auto", "tcp", "rdma", "nvlink"]
 
 
@@ -92,6 +101,7 @@ Asked = Literal["auto", "tcp", "rdma", "nvlink"]
             {"tcp"},
         ),
         ([MOONCAKE], "mooncake", {"tcp"}, set()),
+        (MOONCAKE_STARTS, "mooncake", {"tcp"}, set()),
         (["nothing to see"], None, set(), set()),
     ],
 )
@@ -140,6 +150,8 @@ def log(*lines: str) -> LogTransport:
         ("auto", (), {"rdma": 900.0, "nvlink": 900.0}, "unknown", "none", None),
         ("auto", (NIXL,), {}, "unknown", "none", None),
         ("tcp", (RDMA,), {"nvlink": 900.0, "rdma": 0.0}, "rdma", "log", False),
+        ("rdma", tuple(MOONCAKE_STARTS), {}, "tcp", "log", False),
+        ("tcp", tuple(MOONCAKE_STARTS), {}, "tcp", "log", True),
     ],
 )
 def test_verdicts(

@@ -84,6 +84,12 @@ def test_defaults_and_freezing(tmp_path: Path) -> None:
                 "mine.yaml:7: kv_transfer.transprt: unknown key; did you mean 'transport'?",
             ],
         ),
+        (
+            PD + "kv_transfer: {connector: example, transport: tcp}",
+            [
+                "kv_transfer.transport: connector 'example' leaves KV in files of a folder, so 'tcp' means nothing"
+            ],
+        ),
         (PD + "enigne: vllm", ["mine.yaml:5: enigne: unknown key; did you mean 'engine'?"]),
         (PD + "router: {prot: 1}", ["router.prot: unknown key; did you mean 'port'?"]),
         (
@@ -182,6 +188,7 @@ SIZES = {
     "pd-1p2d-tp2-tcp": (Kind.PD, 6, ("prefill-0", "decode-0", "decode-1")),
     "pd-1p1d-mooncake-tcp": (Kind.PD, 2, ("prefill-0", "decode-0")),
     "pd-1p1d-example": (Kind.PD, 2, ("prefill-0", "decode-0")),
+    "pd-1p1d-tp2-tp1": (Kind.PD, 3, ("prefill-0", "decode-0")),
     "first-measurement": (Kind.PD, 8, ("prefill-0", "decode-0")),
     "first-measurement-aggregated": (Kind.AGGREGATED, 8, ("server-0", "server-1")),
 }
