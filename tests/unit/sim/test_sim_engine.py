@@ -174,7 +174,7 @@ def test_the_connector_reaches_the_server_with_what_it_needs(
     one = replace(
         instance(role),
         ports=Ports(http=8000, side_channel=5600, bootstrap=8998),
-        kv_transfer=KvTransfer.model_validate({"connector": connector, "transport": "tcp"}),
+        kv_transfer=KvTransfer.model_validate({"connector": connector}),
         shared_dir=tmp_path if connector == "example" else None,
     )
     settings = settings_of(parse_arguments(ENGINE.command(one, PROGRAMS).argv[3:]))
