@@ -69,6 +69,9 @@ def kept_in(folder: Path, inputs: Inputs) -> Keep:
 class Launcher(Protocol):
     """What stage 2 needs of the bench."""
 
+    relaunches: bool
+    """False where `begin` cannot bring up anything fresh."""
+
     def begin(self, launch_: TopologyLaunch) -> None:
         """Make a launch the current one."""
 
@@ -147,7 +150,8 @@ class Confirming:
         waiting = [cell for cell in cells if suspects[cell.id]]
         if not waiting:
             return withdrawn
-        design = Design.PAIRED if self._paired else Design.UNPAIRED
+        unpaired = Design.UNPAIRED if self._bench.relaunches else Design.REPEATED
+        design = Design.PAIRED if self._paired else unpaired
         readings: dict[tuple[str, str], Readings] = {}
         within: dict[str, list[tuple[float, int]]] = {}
         for group in self._ordered(waiting, suspects):
@@ -183,7 +187,7 @@ class Confirming:
     # -- what to launch ------------------------------------------------------------------------------------
 
     def _plan(self, found: Sequence[Suspect]) -> StagePlan:
-        stage = plan(found, has_reference=self._paired)
+        stage = plan(found, has_reference=self._paired, relaunches=self._bench.relaunches)
         assert stage is not None, "a group without suspects"
         return stage
 

@@ -35,3 +35,7 @@ class TearDownError(Exception):
     def __init__(self, stack: str, lines: Sequence[str]) -> None:
         super().__init__("\n".join([f"{stack}: tear-down left something behind", *lines]))
         self.lines = tuple(lines)
+
+
+class CannotCompare(Exception):
+    """A comparison that needs two ways to ask has one only: the reason, for a skipped test."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from .engines.base import Engine, Programs
+from .engines.foreign import ForeignEngine
 from .engines.registry import get_engine
 from .errors import UsageProblem
 from .gate.paired import Expectation, load_expectations
@@ -18,6 +19,8 @@ from .gpus.grammar import GpuRequest, parse_gpus
 from .gpus.inventory import Inventory, load_recorded
 from .measure.table import METRICS
 from .options import Settings
+from .places.deployment import Deployment, look
+from .places.named import read_named, topology_of, without_target
 from .routers.base import Router
 from .routers.registry import get_router
 from .spec.fit import misfit
@@ -52,6 +55,8 @@ class Inputs:
     """Every claim of `expectations.yaml` about two topologies."""
     recorded: Inventory | None = None
     """The GPUs of `--gpu-inventory`, which are not there; None when the driver is to be asked."""
+    deployment: Deployment | None = None
+    """What `--target` leads to; None where the run launches its own."""
 
     @property
     def measured_gpus(self) -> GpuRequest | None:
@@ -72,6 +77,9 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
     folders = [
         folder for folder in (root / settings["pdperf_fixtures"], shipped_fixtures()) if folder.is_dir()
     ]
+    if settings["target"]:
+        return _attached_inputs(settings, folders)
+    without_target(settings)
     topologies = find_topologies(_names(settings["topology"], "--topology"), folders)
     for name in settings["compare"] or ():
         if name not in {topology.name for topology in topologies}:
@@ -111,6 +119,40 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
         engine_args=engine_args,
         role_args=role_args,
         recorded=recorded,
+    )
+
+
+def _attached_inputs(settings: Settings, folders: Sequence[Path]) -> Inputs:
+    """Inputs of a run that launches nothing. Asks the target, but sends it no request for tokens."""
+    named = read_named(settings)
+    names = _names(settings["topology"], "--topology") if "topology" in settings.given else []
+    if len(names) > 1:
+        raise UsageProblem(f"--topology {settings['topology']}: a deployment behind --target is one topology")
+    if settings["compare"]:
+        raise UsageProblem("--compare needs two topologies, a deployment behind --target is one")
+    topology = topology_of(named, find_topologies(names, folders)[0] if names else None)
+    model, served = settings["model"], settings["served_model"]
+    wanted = (served,) if served else (model, Path(model).name) if model else ()
+    deployment = look(named, wanted, settings["engine"] or topology.engine)
+    usual = "quick" if deployment.simulated else "fixed-shapes"
+    workload = find_workload(settings["workload"] or usual, folders)
+    limit = {"max_model_len": deployment.max_context} if deployment.max_context else {}
+    check_context(topology, workload, limit)
+    return Inputs(
+        topologies=(topology,),
+        workload=workload,
+        tolerances=_tolerances(folders),
+        expectations=_expectations(folders),
+        engines={topology.name: ForeignEngine(deployment.engine, deployment.simulated)},
+        routers={},
+        programs=Programs(()),
+        reference_programs=None,
+        model=deployment.model,
+        served_model=deployment.model,
+        gpus=None,
+        engine_args={},
+        role_args={},
+        deployment=deployment,
     )
 
 

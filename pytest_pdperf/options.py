@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 from .errors import UsageProblem
 
-HOW_TO_RUN = "performance suite: run it with --gpus LIST, or with --engine sim for simulated engines"
+HOW_TO_RUN = (
+    "performance suite: run it with --gpus LIST, or with --engine sim for simulated engines, "
+    "or with --target URL on a deployment that runs already"
+)
 
 UPDATE_MODES = ("auto", "create", "fix", "tighten", "prune")
 
@@ -120,6 +123,42 @@ OPTIONS: tuple[Option, ...] = (
         "recorded inventory of another machine's GPUs (`pdperf doctor --inventory`) to plan for, or for simulated "
         "engines to be placed and leased on; only with --plan or --engine sim",
         metavar="FILE",
+    ),
+    Option(
+        "target",
+        "measure a deployment that runs already, at this URL, and launch nothing",
+        metavar="URL",
+        starts_suite=True,
+    ),
+    Option(
+        "target_role",
+        "an engine behind the target, for its metrics: prefill|decode|server|router=URL; repeatable, one a replica",
+        metavar="ROLE=URL",
+        kind="list",
+    ),
+    Option(
+        "target_api",
+        "how to ask the target; auto: token ids over /v1/completions, else over /generate (chat has no exact length)",
+        metavar="API",
+        choices=("auto", "completions", "generate", "chat"),
+        default="auto",
+    ),
+    Option(
+        "target_api_key_env",
+        "environment variable with the target's API key (default: PDPERF_API_KEY, where it is set)",
+        metavar="VARIABLE",
+    ),
+    Option("target_ca", "PEM file with the authorities that signed the target's certificate", metavar="FILE"),
+    Option(
+        "target_insecure",
+        "do not verify the target's certificate; every record of the run says so",
+        kind="flag",
+        default=False,
+    ),
+    Option(
+        "target_hardware",
+        "what the target runs on, in your words, such as 8xH100: part of the baselines' key (default: its address)",
+        metavar="LABEL",
     ),
     Option(
         "topology",

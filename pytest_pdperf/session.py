@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from .attached import AttachedBench
 from .bench import Bench
 from .confirming import CONFIRMATION, Confirming, kept_in
 from .errors import UsageProblem
@@ -72,13 +73,12 @@ class Session:
         engines = ", ".join(sorted({engine.name for engine in inputs.engines.values()}))
         simulated = " (SIMULATED)" if inputs.simulated else ""
         names = ", ".join(topology.name for topology in inputs.topologies)
-        shown = " ".join(
-            f"{BY_NAME[name].flag}={self.settings[name]}"
-            for name in sorted(self.settings.given - {"engine", "gpus"})
-        )
+        place = f"gpus {self.settings['gpus'] or 'none'}"
+        if inputs.deployment is not None:
+            place = f"attached to {inputs.deployment.named.url}"
+        shown = " ".join(self._words(self.settings.given - {"engine", "gpus", "target"}))
         return [
-            f"pdperf: run {self.run_id}, engine {engines}{simulated}, gpus {self.settings['gpus'] or 'none'}, "
-            f"model {inputs.model}",
+            f"pdperf: run {self.run_id}, engine {engines}{simulated}, {place}, model {inputs.model}",
             f"pdperf: topologies {names}; workload {inputs.workload.name} ({len(inputs.workload.cells)} cells)"
             + (f"; {shown}" if shown else ""),
         ]
@@ -91,8 +91,10 @@ class Session:
         breaks = streams == "fault"
         launches = range(1, 2 if breaks else self.settings["launches"] + 1)
         topologies = [t for t in self.inputs.topologies if not breaks or t.kind is Kind.PD]
+        reason = "--topology names no disaggregated topology, whose faults these are"
+        if breaks and self.inputs.deployment:
+            reason, topologies = "a deployment behind --target is not ours to break", []
         if not topologies:
-            reason = "--topology names no disaggregated topology, whose faults these are"
             return [pytest.param(None, id="none", marks=[pytest.mark.fault, pytest.mark.skip(reason=reason)])]
         return [
             pytest.param(
@@ -279,14 +281,18 @@ class Session:
 
     def rerun(self, nodeid: str) -> str:
         """The command that runs one item again with the same settings."""
-        words = ["pytest", nodeid]
-        for name in sorted(self.settings.given - ONLY_THIS_RUN):
+        return shlex.join(["pytest", nodeid, *self._words(self.settings.given - ONLY_THIS_RUN)])
+
+    def _words(self, names: Iterable[str]) -> list[str]:
+        """Options as they would be typed."""
+        words = []
+        for name in sorted(names):
             option, value = BY_NAME[name], self.settings[name]
             if option.kind == "flag":
                 words.append(option.flag)
             else:
                 words += [f"{option.flag}={part}" for part in (value if option.kind == "list" else (value,))]
-        return shlex.join(words)
+        return words
 
     def properties_of(self, nodeid: str) -> list[tuple[str, object]]:
         """JUnit properties of a measured item."""
@@ -356,7 +362,8 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
         make_folder(folder)
     tell = Narrator(PytestScreen(config))
     possible, problems = possible_here(config, settings)
-    bench = Bench(settings=possible, inputs=inputs, run_id=run_id, folder=folder, tell=tell)
+    kind = AttachedBench if inputs.deployment else Bench
+    bench: Measuring = kind(possible, inputs, run_id, folder, tell)
     bench.problems += problems
     judging = Judging(settings=settings, inputs=inputs, root=root, run_id=run_id)
     return Session(

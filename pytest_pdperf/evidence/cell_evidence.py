@@ -100,7 +100,7 @@ class CellEvidence:
     kv_errors: KvErrors
     role_counts: RoleCounts | None
     """From the access logs; None where engines do not write them."""
-    drained_in_s: float
+    drained_in_s: float | None
     router_ms: float | None = None
     http_ms: float | None = None
     problems: tuple[str, ...] = ()
@@ -324,7 +324,9 @@ def _energy(looks: Sequence[Look], uuids: Sequence[str], records: CellRecords) -
 def _with_findings(found: CellEvidence, watched: Watched, seen: Seen) -> CellEvidence:
     problems = [f"evidence: {text}" for text in found.evidence.problems]
     if seen.drain.status == "busy":
-        problems += [f"not drained after {seen.drain.waited_s:.0f} s: {text}" for text in seen.drain.reasons]
+        problems += [
+            f"not drained after {seen.drain.waited_s or 0:.0f} s: {text}" for text in seen.drain.reasons
+        ]
     warnings: list[str] = []
     if found.transport is not None:
         if found.transport.as_asked is False:

@@ -23,7 +23,8 @@ class Drain:
     """How the wait ended. `snapshots` are of the last look and can serve as those after the cell."""
 
     status: Literal["drained", "busy", "unknown"]
-    waited_s: float
+    waited_s: float | None
+    """None when nobody was waited for."""
     snapshots: Mapping[str, Snapshot | Unknown] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
@@ -78,6 +79,8 @@ def wait_drained(
     deadline at least one engine could not be judged and none was seen busy. The last look gets its full
     `scrape_timeout_s` too, by which the whole may be late: its pages are the evidence of the cell.
     """
+    if not urls:
+        return Drain("unknown", None, reasons=("no engine could be asked",))
     start = clock()
     idle_looks = 0
     while True:

@@ -49,6 +49,9 @@ class Design(StrEnum):
 
     PAIRED = "paired"
     UNPAIRED = "unpaired"
+    REPEATED = "repeated"
+    """The same stack measured again, where nothing fresh can be launched: it can clear a suspect, never confirm one,
+    because a launch that came up slow without any cause stays slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +124,14 @@ class Confirmation:
             return f"not confirmed: {self.note}"
         against = "the reference build" if self.design is Design.PAIRED else "the baseline"
         how = " ".join(PAIRED_ORDER) if self.design is Design.PAIRED else "2 more launches, unpaired"
+        if self.design is Design.REPEATED:
+            how = "2 more measurements of the same deployment"
         change = relative_worsening(self.effect, self.suspect.direction)
         word = "worse" if change > 0 else "better"
-        head = "confirmed" if self.failed else "cleared"
-        return f"{head} by {how}: {abs(change):.1%} {word} than {against}, p={self.adjusted:.2g}"
+        found = f"{abs(change):.1%} {word} than {against}, p={self.adjusted:.2g}"
+        if self.failed and self.design is Design.REPEATED:
+            return f"seen again in {how}: {found}; only a fresh deployment can confirm it"
+        return f"{'confirmed' if self.failed else 'cleared'} by {how}: {found}"
 
 
 def find_suspects(
@@ -160,8 +167,8 @@ def find_suspects(
     return tuple(found)
 
 
-def plan(suspects: Collection[Suspect], *, has_reference: bool) -> StagePlan | None:
-    """Which launches stage 2 needs; None when nothing is suspect."""
+def plan(suspects: Collection[Suspect], *, has_reference: bool, relaunches: bool = True) -> StagePlan | None:
+    """Which launches stage 2 needs; None when nothing is suspect. Without `relaunches` the same stack again."""
     if not suspects:
         return None
     cells = tuple(dict.fromkeys(suspect.cell for suspect in suspects))
@@ -171,6 +178,9 @@ def plan(suspects: Collection[Suspect], *, has_reference: bool) -> StagePlan | N
             Design.PAIRED, PAIRED_ORDER, cells, f"{count}: reference and candidate on the same GPUs"
         )
     order = ("B",) * UNPAIRED_LAUNCHES
+    if not relaunches:
+        why = f"{count}: nothing fresh can be launched, so the same deployment twice more"
+        return StagePlan(Design.REPEATED, order, cells, why)
     return StagePlan(
         Design.UNPAIRED, order, cells, f"{count}: no reference build, so two more launches, unpaired"
     )
@@ -190,7 +200,10 @@ def decide(
     if design is Design.PAIRED:
         raw = _paired(suspects, readings, within or {})
     else:
-        raw = [_unpaired(suspect, readings.get((suspect.cell, suspect.metric))) for suspect in suspects]
+        raw = [
+            replace(_unpaired(suspect, readings.get((suspect.cell, suspect.metric))), design=design)
+            for suspect in suspects
+        ]
     adjusted = holm([confirmation.p for confirmation in raw])
     return tuple(replace(confirmation, adjusted=p) for confirmation, p in zip(raw, adjusted, strict=True))
 
@@ -305,5 +318,6 @@ def _resolved(row: VerdictRow, confirmation: Confirmation) -> VerdictRow:
     if not confirmation.complete:
         return replace(row, note=confirmation.text())
     cleared = Verdict.NOISY if confirmation.noisy else Verdict.PASS
-    verdict = Verdict.FAIL if confirmation.failed else cleared
+    red = Verdict.SUSPECT if confirmation.design is Design.REPEATED else Verdict.FAIL
+    verdict = red if confirmation.failed else cleared
     return replace(row, verdict=verdict, stage=2, p=confirmation.adjusted, note=confirmation.text())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from pytest_pdperf.stack.access import Access
 from pytest_pdperf.stack.greedy import client
 
 PERIOD_S = 1.0
@@ -53,11 +54,13 @@ class HangWatch:
         misses: int = MISSES,
         timeout_s: float = TIMEOUT_S,
         ask: Ask | None = None,
+        access: Access | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.urls = dict(urls)
         self._period_s, self._silence_s, self._misses = period_s, silence_s, misses
         self._ask, self._timeout_s = ask, timeout_s
+        self._open = access.client if access is not None else client
         self._clock = clock
         self._stop = threading.Event()
         self._answered = dict.fromkeys(self.urls, clock())
@@ -107,7 +110,7 @@ class HangWatch:
         if self._ask is not None:
             self._loop(id, self._ask)
             return
-        with client(self._timeout_s) as http:
+        with self._open(self._timeout_s) as http:
             self._loop(id, lambda url: health(http, url))
 
     def _loop(self, id: str, ask: Ask) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pytest_pdperf.errors import CannotCompare
 from pytest_pdperf.session import Session
 
 LENGTHS = (64, 300)
@@ -13,7 +14,10 @@ LENGTHS = (64, 300)
 def test_greedy_tokens_are_equal(pdperf: Session) -> None:
     """Through the router, on each engine alone, and on every other topology of this run: one answer."""
     for length in LENGTHS:
-        answers = pdperf.greedy_answers(length)
+        try:
+            answers = pdperf.greedy_answers(length)
+        except CannotCompare as reason:
+            pytest.skip(str(reason))
         expected = answers["through the router"]
         assert len(expected) == pdperf.GREEDY_TOKENS, f"{len(expected)} tokens through the router"
         different = {place: tokens for place, tokens in answers.items() if tokens != expected}

@@ -94,6 +94,8 @@ class FakeJudging:
 class FakeBench:
     """Launches take a minute; `speed` says what the n-th fresh launch measures of a cell."""
 
+    relaunches = True
+
     def __init__(self, speed: Callable[[TopologyLaunch, int], float | Exception | CellResult]) -> None:
         self.speed = speed
         self.now = 0.0
@@ -181,6 +183,27 @@ def fast(launch: TopologyLaunch, number: int) -> float:
 
 def note(cell: JudgedCell) -> str:
     return cell.verdict.rows[0].note
+
+
+@pytest.mark.parametrize(
+    ("speed", "verdict", "words"),
+    [
+        (slow, Verdict.SUSPECT, "seen again in 2 more measurements of the same deployment"),
+        (fast, Verdict.PASS, "cleared by 2 more measurements of the same deployment"),
+    ],
+)
+def test_a_stack_that_cannot_be_launched_again_is_measured_again_and_never_confirmed(
+    speed: Callable[[TopologyLaunch, int], float], verdict: Verdict, words: str
+) -> None:
+    judging = FakeJudging()
+    cell = judging.add("a", "c1", BASE * 1.3)
+    stage2 = Stage2(speed, judging)
+    stage2.bench.relaunches = False
+    stage2.run()
+    assert cell.verdict.verdict is verdict
+    assert words in note(cell)
+    assert len(stage2.bench.launches) == 2
+    assert "nothing fresh can be launched" in stage2.said[0]
 
 
 def test_nothing_suspect_launches_nothing() -> None:
