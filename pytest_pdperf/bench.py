@@ -105,6 +105,7 @@ class Bench(Measuring):
             plan.release()
             memory_needs(plan, self._gpu_mib)
         if not self._settings["plan"]:
+            self._ports.sweep()
             self._lease = acquire(self.devices, self._settings["gpu_wait"])
 
     def _find_devices(self) -> None:

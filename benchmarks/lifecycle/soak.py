@@ -18,7 +18,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from benchmarks.lifecycle.scratch import end_on_sigterm, scratch
 from pytest_pdperf.engines.base import Engine, Programs
 from pytest_pdperf.engines.registry import get_engine
 from pytest_pdperf.routers.registry import get_router
@@ -120,18 +120,14 @@ def soak(
     """Bring stacks up and down and count after each cycle what is left; `start` makes one."""
     out: list[Cycle] = []
     ports = PortRegistry()
-    with (
-        tempfile.TemporaryDirectory(prefix="pdperf-soak-") as name,
-        _temporary(Path(name) / "tmp") as temporary,
-    ):
+    with scratch() as place, _temporary(place / "tmp") as temporary:
         before = census(run_id, temporary)
         for number in range(cycles):
             began, cpu = time.monotonic(), _cpu_s()
-            stack = start(Path(name) / str(number), ports, run_id)
-            up = time.monotonic()
-            used = ports.held()
-            stack.check()
-            stack.close()
+            with start(place / str(number), ports, run_id) as stack:
+                up = time.monotonic()
+                used = ports.held()
+                stack.check()
             down = time.monotonic()
             cycle = Cycle(up - began, dict(stack.startup_s), down - up)
             cycle.cpu_s, cycle.load = _cpu_s() - cpu, os.getloadavg()[0]
@@ -166,17 +162,14 @@ def kill_owner(cycles: int, args: argparse.Namespace) -> list[float]:
     out = []
     for number in range(cycles):
         run_id = f"soak-{os.getpid()}-{number}"
-        argv = [
-            sys.executable,
-            __file__,
-            "--own",
-            run_id,
-            "--prefill",
-            str(args.prefill),
-            "--decode",
-            str(args.decode),
-        ]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as owner:
+        argv = [sys.executable, "-m", "benchmarks.lifecycle", "--own", run_id, "--engine", args.engine]
+        argv += ["--prefill", str(args.prefill), "--decode", str(args.decode)]
+        with (
+            scratch() as folder,
+            subprocess.Popen(
+                [*argv, "--folder", str(folder)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+            ) as owner,
+        ):
             assert owner.stdout is not None
             if owner.stdout.readline() != b"up\n":
                 owner.kill()
@@ -194,12 +187,11 @@ def kill_owner(cycles: int, args: argparse.Namespace) -> list[float]:
 
 
 def own(args: argparse.Namespace) -> None:
-    """Be the owner that gets killed."""
-    with tempfile.TemporaryDirectory(prefix="pdperf-soak-") as folder:
-        ports = PortRegistry(Path(folder) / "ports")
-        bring_up(topology(args.prefill, args.decode), get_engine(args.engine), Path(folder), ports, args.own)
-        print("up", flush=True)
-        time.sleep(600)
+    """Be the owner that gets killed; its folder is the killer's."""
+    ports = PortRegistry(args.folder / "ports")
+    bring_up(topology(args.prefill, args.decode), get_engine(args.engine), args.folder, ports, args.own)
+    print("up", flush=True)
+    time.sleep(600)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -214,7 +206,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kill-owner", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--own", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
+    end_on_sigterm()
     if args.own:
         own(args)
         return 0
@@ -263,7 +257,3 @@ def _temporary(folder: Path) -> Iterator[Path]:
         os.environ.pop("TMPDIR")
         if before is not None:
             os.environ["TMPDIR"] = before
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -2,7 +2,8 @@
 
 The lock is `flock` on a file named after the UUID: the kernel drops it when the process ends, however it
 ends, and what is written in the file only tells others who holds it. Children that are started with `exec` do
-not inherit it.
+not inherit it. A file is removed while it is locked; who waited for it then holds a file that is no longer there,
+notices, and goes for the one that is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +36,8 @@ class Lease:
     """Locks on some devices, held until `release`, the end of the `with` block, or of this process."""
 
     devices: tuple[Device, ...]
-    _files: dict[str, int] = field(default_factory=dict, repr=False)
+    _files: dict[Path, int] = field(default_factory=dict, repr=False)
+    """Lock file -> its open descriptor."""
 
     @property
     def held(self) -> bool:
@@ -44,11 +47,13 @@ class Lease:
     def release(self) -> None:
         """Give all devices back; does nothing the second time."""
         while self._files:
-            _, descriptor = self._files.popitem()
+            path, descriptor = self._files.popitem()
             try:
-                os.ftruncate(descriptor, 0)
-            except OSError:
-                pass
+                # Another user's file in a shared folder cannot be removed; it says nothing then, and is used again.
+                with suppress(OSError):
+                    os.ftruncate(descriptor, 0)
+                with suppress(OSError):
+                    path.unlink()
             finally:
                 os.close(descriptor)
 
@@ -95,7 +100,8 @@ def acquire(
         _prepare(place)
     try:
         for device in wanted:
-            lease._files[device.uuid] = _lock(device, place, holder, deadline, clock, sleep)
+            path = place / (re.sub(r"[^A-Za-z0-9-]", "_", device.uuid) + ".lock")
+            lease._files[path] = _lock(device, path, holder, deadline, clock, sleep)
     except BaseException:
         lease.release()
         raise
@@ -104,36 +110,56 @@ def acquire(
 
 def _lock(
     device: Device,
-    folder: Path,
+    path: Path,
     holder: str,
     deadline: float,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> int:
-    path = folder / (re.sub(r"[^A-Za-z0-9-]", "_", device.uuid) + ".lock")
-    try:
-        descriptor = _open(path)
-    except OSError as error:
-        raise UsageProblem(f"cannot lease {device}: {path}: {error.strerror}") from None
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                left = deadline - clock()
-                if left <= 0:
-                    who = _holder(descriptor)
-                    raise UsageProblem(
-                        f"{device} ({device.uuid}) is in use by {who}; wait for it or name other GPUs"
-                    ) from None
-                sleep(min(POLL_S, left))
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, holder.encode(), 0)
-    except BaseException:
+    while True:
+        try:
+            descriptor = _open(path)
+        except OSError as error:
+            raise UsageProblem(f"cannot lease {device}: {path}: {error.strerror}") from None
+        try:
+            _wait_for(device, descriptor, deadline, clock, sleep)
+            if _is_at(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, holder.encode(), 0)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
-        raise
-    return descriptor
+
+
+def _wait_for(
+    device: Device,
+    descriptor: int,
+    deadline: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            left = deadline - clock()
+            if left <= 0:
+                who = _holder(descriptor)
+                raise UsageProblem(
+                    f"{device} ({device.uuid}) is in use by {who}; wait for it or name other GPUs"
+                ) from None
+            sleep(min(POLL_S, left))
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """False when the file was removed, or another put in its place, since it was opened."""
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
 
 
 def _open(path: Path) -> int:

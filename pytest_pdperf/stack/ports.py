@@ -11,6 +11,7 @@ import fcntl
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.stack.secrets import mask
 
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_UNWRITTEN_S = 60.0
+"""A process that has just made a lock file writes into it within this time."""
 _WANTED = 8192
 """Ports in the window, if that many fit."""
 
@@ -98,6 +101,25 @@ def _connections(port: int) -> list[tuple[int | None, str]]:
     except (psutil.Error, OSError):
         return []
     return [(c.pid, c.status) for c in found if c.laddr and c.laddr.port == port]
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether the process that wrote a lock file is gone, or nobody has written into it for a minute."""
+    try:
+        words = path.read_text().split()
+        written = path.stat().st_mtime
+    except OSError:
+        return False
+    if len(words) < 2 or words[0] != "pid" or not words[1].isdigit():
+        return time.time() - written > _UNWRITTEN_S
+    try:
+        return (
+            psutil.Process(int(words[1])).create_time() > written + 1.0
+        )  # its pid belongs to another by now
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +212,17 @@ class PortRegistry:
             self.release(PortLease("", port, 1))
 
     def sweep(self) -> int:
-        """Remove lock files that nobody holds, such as those of killed runs; the number removed.
+        """Remove lock files of processes that are gone, such as killed runs; the number removed.
 
-        They do no harm (a dead process holds no lock) and are reused; this is for tidiness.
+        They do no harm (a dead process holds no lock) and are reused; this is for tidiness. The pid in a file only says
+        whether to look, so that nobody else's file is locked for a moment; the lock decides.
         """
         removed = 0
         for path in self.folder.glob("*.lock"):
             port = int(path.stem) if path.stem.isdigit() else None
-            if port is not None and port not in self._locks and self._lock(port, "sweep"):
+            if port is None or port in self._locks or not _is_stale(path):
+                continue
+            if self._lock(port, "sweep"):
                 self.release(PortLease("sweep", port, 1))
                 removed += 1
         return removed

@@ -35,11 +35,23 @@ _SGLANG: Mapping[str, float] = {
     "built-in warm-up": 420.0,
     "serving": 120.0,
 }
-TABLES: Mapping[str, Mapping[str, float]] = {"vllm": _VLLM, "sglang": _SGLANG}
+_SIMULATED: Mapping[str, float] = {
+    STARTING: 180.0,
+    "loading weights": 300.0,
+    "opening port": 120.0,
+    "ready": 120.0,
+}
+TABLES: Mapping[str, Mapping[str, float]] = {
+    "vllm": _VLLM,
+    "sglang": _SGLANG,
+    "sim": _SIMULATED,
+    "sim-sglang": _SIMULATED,
+}
 """Engine -> stage -> seconds under REFERENCE_S. Generous: several times what a 70B model from a network disk takes.
+Simulated engines take a second or two, or as long as the fault `slow_start` says.
 
-`loading weights` includes reading them over the network. `serving` is between the engine's own word that it is ready
-and a health answer that lists the model.
+`loading weights` includes reading them over the network. `serving` (simulated: `ready`) is between the engine's own
+word that it is ready and a health answer that lists the model.
 """
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.gpus.grammar import Device, DeviceKind
-from pytest_pdperf.gpus.lease import FOLDER_VARIABLE, acquire, lease_folder
+from pytest_pdperf.gpus.lease import FOLDER_VARIABLE, Lease, acquire, lease_folder
 
 ROOT = Path(__file__).parents[3]
 A, B, C = (Device(str(i), DeviceKind.GPU, f"GPU-{name}", i) for i, name in enumerate("abc"))
@@ -133,7 +133,37 @@ def test_release_twice_and_what_is_left(tmp_path: Path) -> None:
     lease.release()
     lease.release()
     assert not lease.held
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_waited_for_a_removed_file_does_not_hold_the_device(tmp_path: Path) -> None:
+    """Between the release and the waiter's next look a third run takes the GPU, under a new file of the same name."""
+    clock, first = Clock(), acquire([A], folder=tmp_path)
+    third: list[Lease] = []
+
+    def change_hands() -> None:
+        if len(clock.slept) == 1:
+            first.release()
+            third.append(acquire([A], folder=tmp_path, command="the third"))
+
+    clock.at_sleep = change_hands
+    with pytest.raises(UsageProblem, match=r"in use by process .*: the third"):
+        acquire([A], 1.0, clock, sleep=clock.sleep, folder=tmp_path)
+    assert clock.now == pytest.approx(101.0), "the deadline is the same whichever file it is"
+    third[0].release()
+    acquire([A], folder=tmp_path).release()
+
+
+def test_a_file_that_cannot_be_removed_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's, in a sticky folder."""
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    acquire([A], folder=tmp_path).release()
     assert (tmp_path / "GPU-a.lock").read_text() == ""
+    acquire([A], folder=tmp_path).release()
 
 
 def test_waiting_ends_with_success_when_the_other_leaves(tmp_path: Path) -> None:
@@ -193,12 +223,11 @@ def test_a_shared_folder_serves_all_users(tmp_path: Path) -> None:
     shared.chmod(0o1777)
     before = os.umask(0o077)
     try:
-        acquire([A], folder=shared).release()
-        acquire([A], folder=private).release()
+        with acquire([A], folder=shared), acquire([A], folder=private):
+            assert (shared / "GPU-a.lock").stat().st_mode & 0o777 == 0o666
+            assert (private / "GPU-a.lock").stat().st_mode & 0o777 == 0o600
     finally:
         os.umask(before)
-    assert (shared / "GPU-a.lock").stat().st_mode & 0o777 == 0o666
-    assert (private / "GPU-a.lock").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")

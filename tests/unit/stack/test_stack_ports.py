@@ -130,14 +130,40 @@ def test_another_process_is_kept_away_while_it_lives_and_forgotten_when_killed(t
     mine.close()
 
 
-def test_stale_lock_files_are_swept_and_held_ones_stay(tmp_path: Path) -> None:
-    for port in (20001, 20002):
-        (tmp_path / f"{port}.lock").write_text("pid 1 for x\n")
-    (tmp_path / "notes.txt").write_text("not ours")
+def test_lock_files_of_the_dead_are_swept_and_others_stay(tmp_path: Path) -> None:
+    files = {
+        "20001.lock": ("pid 4194999 for x\n", 0.0),  # beyond the largest pid there is
+        "20002.lock": (f"pid {os.getpid()} for x\n", 0.0),  # older than the process that has this pid now
+        "20003.lock": ("", 0.0),
+        "20004.lock": ("nonsense", 0.0),
+        "20005.lock": (f"pid {os.getpid()} for x\n", None),  # alive, about to lock it
+        "20006.lock": ("", None),  # just made
+        "notes.txt": ("not ours", 0.0),
+    }
+    for name, (text, touched) in files.items():
+        (tmp_path / name).write_text(text)
+        if touched is not None:
+            os.utime(tmp_path / name, (touched, touched))
     ports = registry(tmp_path)
-    held = ports.reserve("x").first
-    assert ports.sweep() >= 1
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"{held}.lock", "notes.txt"])
+    held = ports.reserve_fixed("x", 20007).first
+    assert ports.sweep() == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "20005.lock",
+        "20006.lock",
+        f"{held}.lock",
+        "notes.txt",
+    ]
+
+
+def test_a_file_that_is_locked_is_not_swept_whatever_it_says(tmp_path: Path) -> None:
+    mine, other = registry(tmp_path), registry(tmp_path)
+    held = mine.reserve("x").first
+    path = tmp_path / f"{held}.lock"
+    path.write_text("pid 4194999 for x\n")
+    assert other.sweep() == 0
+    assert path.exists()
+    mine.close()
+    assert not path.exists()
 
 
 def test_releasing_what_is_not_held_is_nothing(tmp_path: Path) -> None:

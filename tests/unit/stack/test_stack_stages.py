@@ -7,12 +7,23 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_pdperf.engines import sglang, vllm
+from pytest_pdperf.engines.registry import ENGINES
+from pytest_pdperf.engines.sim import engine as sim
+from pytest_pdperf.engines.sim import sglang_engine as sim_sglang
 from pytest_pdperf.stack.stages import FLOOR_S, REFERENCE_S, STARTING, TABLES, stage_limits
 
 
-@pytest.mark.parametrize(("name", "module"), [("vllm", vllm), ("sglang", sglang)])
-def test_the_tables_know_the_stages_of_the_engines(name: str, module: object) -> None:
-    named = {stage for _, stage in module._STAGES}  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("vllm", {stage for _, stage in vllm._STAGES}),
+        ("sglang", {stage for _, stage in sglang._STAGES}),
+        ("sim", set(sim._STAGES.values())),
+        ("sim-sglang", set(sim_sglang._STAGES.values())),
+    ],
+)
+def test_the_tables_know_the_stages_of_the_engines(name: str, named: set[str]) -> None:
+    assert set(TABLES) == set(ENGINES), "a hang is named by its stage whatever the engine"
     assert set(TABLES[name]) == named | {STARTING}
     assert all(FLOOR_S < seconds < REFERENCE_S for seconds in TABLES[name].values())
 
