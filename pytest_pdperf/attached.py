@@ -168,7 +168,7 @@ class AttachedBench(Measuring):
     def _client(self, cell: Cell) -> tuple[tuple[int, ...], int]:
         return (), self._processes(cell).count
 
-    def _shared_cores(self) -> bool:
+    def shared_cores(self) -> bool:
         return self._deployment.simulated
 
     def _target(self) -> Target:

@@ -275,7 +275,7 @@ class Bench(Measuring):
         assert self._stack is not None, "nothing is up"
         return self._stack.plan.client.cpus, self._processes(cell, self._stack.plan).count
 
-    def _shared_cores(self) -> bool:
+    def shared_cores(self) -> bool:
         gpus = self._inputs.measured_gpus
         return gpus is None or gpus.cpu
 

@@ -157,7 +157,7 @@ class Measuring(ABC):
         """What goes on beside a cell that begins now and may disturb it; empty for nothing."""
         return ""
 
-    def _shared_cores(self) -> bool:
+    def shared_cores(self) -> bool:
         """Whether the client shares its cores with the engines."""
         return False
 
@@ -216,7 +216,7 @@ class Measuring(ABC):
             )
             blame_a_death(stack, records)
             seen = window.judge(records)
-        result = summarise(records, cell, topology.name, shared_cores=self._shared_cores())
+        result = summarise(records, cell, topology.name, shared_cores=self.shared_cores())
         evidence, invalid = seen.evidence, [*seen.problems, *self._disturbances()]
         required = topology.kind is Kind.PD and self._settings["require_evidence"] == "yes"
         if required and evidence.status is not Status.PROVEN and not evidence.problems:

@@ -18,8 +18,9 @@ MARKERS = (
     "pd: a cell measured on a prefill/decode disaggregated topology",
     "aggregated: a cell measured on aggregated servers",
     "fault: a disaggregated topology that is broken on purpose; no part of `-m pd`",
+    "beside: the engine's own benchmark program on the same stack; no part of `-m pd`",
     "pdperf_cells(streams): measure with a test: cells with one stream ('single'), several ('mixed'), or 'none'; "
-    "'fault': no cells, and only topologies of kind pd",
+    "'fault': no cells, and only topologies of kind pd; 'beside': as 'single'",
 )
 
 
@@ -84,7 +85,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     wanted = ["topology"] if streams in ("none", "fault") else ["topology", "cell"]
     session = metafunc.config.stash.get(SESSION, None)
     if session is None:
-        kinds = [pytest.mark.fault] if streams == "fault" else [pytest.mark.pd, pytest.mark.aggregated]
+        own = {"fault": [pytest.mark.fault], "beside": [pytest.mark.beside]}
+        kinds = own.get(streams, [pytest.mark.pd, pytest.mark.aggregated])
         marks = [*kinds, pytest.mark.skip(reason=HOW_TO_RUN)]
         metafunc.parametrize(
             wanted, [pytest.param(*[None] * len(wanted), marks=marks, id="not-asked-for")], indirect=True
@@ -204,6 +206,12 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
         terminalreporter.section("faults")
         for line in lines(pdperf.folder / "faults"):
+            terminalreporter.write_line(line)
+    if (pdperf.folder / "beside").is_dir():
+        from .beside import shown
+
+        terminalreporter.section("beside other tools")
+        for line in shown(pdperf.folder / "beside"):
             terminalreporter.write_line(line)
     if summary.outcomes and pdperf.settings["compare"]:
         from .report.comparison import comparison_lines

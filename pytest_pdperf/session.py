@@ -36,6 +36,8 @@ from .stack.eta import CellKey, Remaining
 from .stack.running import Serving
 from .terminal_screen import PytestScreen
 
+OWN_MARKS = {"fault": "fault", "beside": "beside"}
+"""Tests that are no part of `-m pd` and `-m aggregated`: what `pdperf_cells` says -> their mark."""
 ONLY_THIS_RUN = frozenset({"update_baselines", "baseline_reason", "plan", "compare", "resume"})
 """Options that a command to re-run one cell leaves out."""
 
@@ -86,10 +88,11 @@ class Session:
     def topology_parameters(self, streams: str) -> list[Any]:
         """One pytest parameter a topology and launch, marked with the topology's kind.
 
-        `fault` wants PD topologies to break, once each, and marks them `fault` instead.
+        Those of OWN_MARKS carry that mark instead, once each; `fault` wants PD topologies to break.
         """
+        own = OWN_MARKS.get(streams)
         breaks = streams == "fault"
-        launches = range(1, 2 if breaks else self.settings["launches"] + 1)
+        launches = range(1, 2 if own else self.settings["launches"] + 1)
         topologies = [t for t in self.inputs.topologies if not breaks or t.kind is Kind.PD]
         reason = "--topology names no disaggregated topology, whose faults these are"
         if breaks and self.inputs.deployment:
@@ -100,7 +103,7 @@ class Session:
             pytest.param(
                 one := TopologyLaunch(topology, number),
                 id=one.id,
-                marks=pytest.mark.fault if breaks else getattr(pytest.mark, topology.kind.value),
+                marks=getattr(pytest.mark, own or topology.kind.value),
             )
             for topology in topologies
             for number in launches
@@ -108,8 +111,10 @@ class Session:
 
     def cell_parameters(self, streams: str) -> list[Any]:
         """One pytest parameter a cell with one stream (`single`) or several (`mixed`)."""
-        if streams not in ("single", "mixed"):
-            raise UsageProblem(f"pdperf_cells({streams!r}): want 'single', 'mixed', 'none' or 'fault'")
+        if streams not in ("single", "mixed", "beside"):
+            raise UsageProblem(
+                f"pdperf_cells({streams!r}): want 'single', 'mixed', 'none', 'fault' or 'beside'"
+            )
         wanted = [
             cell for cell in self.inputs.workload.cells if (len(cell.streams) > 1) == (streams == "mixed")
         ]
@@ -228,6 +233,10 @@ class Session:
         self._keep(measured.outcome(self.bench.launch, engine, nodeid, self._order.get(nodeid, 0)))
         self.measured[nodeid] = measured
         return measured.result
+
+    def outcome_of(self, topology: Topology, cell: Cell) -> CellOutcome | None:
+        """What the current launch of a topology has measured of a cell, None when it has not."""
+        return self._outcomes.get((topology.name, cell.id, self.bench.launch.number))
 
     def judge(self, nodeid: str, topology: Topology, result: CellResult) -> str:
         """Hold a result against its baseline; returns the failure message, empty when nothing blocks."""
