@@ -12,17 +12,10 @@ import orjson
 
 from .engines.base import Command
 from .errors import RoleDied, TearDownError, UsageProblem
-from .evidence.canary import Canary, canaries_for, engine_python, gpu_canary
+from .evidence.canary import Canary, engine_python, gpu_canary
 from .evidence.environment import Environment
-from .gpus.busy import check_idle
-from .gpus.disjoint import place_in_turn, uuids_of
-from .gpus.emptied import memory_in_use, wait_emptied
+from .gpus.disjoint import uuids_of
 from .gpus.foreign import ForeignUse
-from .gpus.grammar import Device, resolve
-from .gpus.inventory import Inventory
-from .gpus.lease import Lease, acquire
-from .gpus.nvml import read_inventory
-from .gpus.placement import Placement, place_all
 from .inputs import Inputs
 from .load.processes import MOST, Processes, explain, processes_for
 from .load.target import Target
@@ -32,14 +25,14 @@ from .options import Settings
 from .overlap import OPTION, Overlap
 from .planning import plan_of
 from .probing import exact_form, greedy_by_every_way, prompt_vocabulary
-from .provenance import Hardware, LaunchRecord, hardware_of, launch_environment, record_of
+from .provenance import Hardware, LaunchRecord, launch_environment, record_of
+from .sites import Site
 from .spec.workload import Cell
 from .stack import procfs
 from .stack.beside import LaunchBeside
 from .stack.launch import Stack, launch
 from .stack.memory import describe_memory, memory_needs
 from .stack.plan import LaunchPlan, check_model
-from .stack.ports import PortRegistry
 from .stack.processes import environment as child_environment
 from .watching import watch_stack
 
@@ -50,18 +43,13 @@ MAX_BRING_UPS = 3
 class Bench(Measuring):
     """Owns every process of the run. All methods are called from pytest's main thread."""
 
-    def __init__(self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, tell: Narrator) -> None:
+    def __init__(
+        self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, tell: Narrator, site: Site
+    ) -> None:
         super().__init__(settings, inputs, run_id, folder, tell)
-        self._placements: dict[str, Placement] = {}
-        self._ports = PortRegistry()
-        self._inventory = Inventory()
-        self._lease: Lease | None = None
+        self._site = site
         self._stack: Stack | None = None
         self._bring_ups = 0
-        self._gpu_mib: dict[str, int] = {}
-        """Visible name of a GPU -> its memory; empty for simulated engines, which take none."""
-        self._memory_before: dict[str, int] = {}
-        """GPU -> MiB in use before this run started anything."""
         self._started = False
         """Something was started since the GPUs were last seen empty."""
         self._foreign: ForeignUse | None = None
@@ -71,7 +59,7 @@ class Bench(Measuring):
         self._disturbed: set[str] = set()
         """Launches of which a cell was measured while another stack was there."""
         off = "--canary off" if settings["canary"] == "off" else OPTION if self._overlap.asked else ""
-        self._canaries = canaries_for(inputs.measured_gpus, off=off, take=self._gpu_canary, say=tell)
+        self._canaries = site.canaries(self._gpu_canary, off=off, say=tell)
 
     # -- before anything starts ----------------------------------------------------------------------------
 
@@ -80,14 +68,14 @@ class Bench(Measuring):
         self._selected = tuple(launches)
         if not launches:
             return
-        self._find_devices()
         topologies = {one.topology.name: one.topology for one in launches}
-        place = place_in_turn if self._overlap.asked else place_all
-        self._placements = place(list(topologies.values()), self.devices, self._inventory)
-        self._overlap.prepare(launches, self._placements)
+        self._site.prepare(list(topologies.values()), in_turn=self._overlap.asked)
+        self.devices = self._site.devices
+        self._overlap.prepare(launches, {name: self._site.placement(name) for name in topologies})
         for topology in topologies.values():
             engine, router = self._inputs.engines[topology.name], self._inputs.routers[topology.name]
-            engine.check(self._inputs.programs, topology, [device.visible for device in self.devices])
+            visible = [device for group in self._site.visible(topology).values() for device in group]
+            engine.check(self._inputs.programs, topology, list(dict.fromkeys(visible)))
             router.check(self._inputs.programs)
             if not engine.simulated:
                 check_model(self._inputs.model)
@@ -96,43 +84,21 @@ class Bench(Measuring):
                     f"topology {topology.name}: token-id prompts, which alone have an exact length, do not get through "
                     f"router {router.name} to engine {engine.name}; leave router.name out for the engine's usual one"
                 )
-            if topology.router.port is not None:
-                self._ports.release(
-                    self._ports.reserve_fixed(f"{topology.name} router", topology.router.port)
-                )
         for launch_ in launches:
             plan = self._plan(launch_)
             plan.release()
-            memory_needs(plan, self._gpu_mib)
+            memory_needs(plan, self._site.gpu_mib)
         if not self._settings["plan"]:
-            self._ports.sweep()
-            self._lease = acquire(self.devices, self._settings["gpu_wait"])
-
-    def _find_devices(self) -> None:
-        if self._inputs.gpus is None:
-            return
-        recorded = self._inputs.recorded
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if recorded is None else None
-        if recorded is not None:
-            self._inventory = recorded
-        elif not self._inputs.gpus.cpu:
-            self._inventory = read_inventory()
-        self.devices = resolve(self._inputs.gpus, self._inventory, visible)
-        check_idle(self.devices, self._inventory)
-        if not self._inputs.simulated:
-            sizes = {device.visible: self._inventory.memory_mib(device.uuid) for device in self.devices}
-            self._gpu_mib = {name: mib for name, mib in sizes.items() if mib is not None}
-        if recorded is None:
-            self._memory_before = memory_in_use(self.devices, self._inventory)
+            self._site.reserve()
 
     def describe(self) -> list[str]:
         """Lines for `--plan`: placement, ports, commands and client of every selected launch."""
-        lines: list[str] = []
+        lines = self._site.describe()
         for launch_ in self._selected:
-            lines += [f"topology {launch_.id}:", *self._placements[launch_.topology.name].explain()]
+            lines += [f"topology {launch_.id}:", *self._site.explain(launch_.topology.name)]
             plan = self._plan(launch_)
             lines += plan.describe()
-            lines += describe_memory(memory_needs(plan, self._gpu_mib))
+            lines += describe_memory(memory_needs(plan, self._site.gpu_mib))
             lines += explain(self._inputs.workload.cells, partial(self._processes, plan=plan))
             plan.release()
         return [*lines, *self._overlap.describe()]
@@ -165,6 +131,7 @@ class Bench(Measuring):
             raise UsageProblem(
                 f"{self.launch.id}: came up {MAX_BRING_UPS} times and did not stay up; giving up on it"
             )
+        self._site.check()
         self._bring_ups += 1
         started = time.monotonic()
         self._started = True
@@ -175,13 +142,12 @@ class Bench(Measuring):
             self._watch = watch_stack(
                 self._stack,
                 self.launch.topology,
-                self._placements[self.launch.topology.name],
-                self._inventory if self._inputs.recorded is None else Inventory(),
+                self._site,
                 lambda text: self._tell(f"{self.launch.id}: {text}", detail=True),
             )
-        self._foreign = ForeignUse(
-            self._own_devices() if self._inputs.recorded is None else (),
+        self._foreign = self._site.foreign(
             lambda: {below.proc.pid for below in procfs.descendants(os.getpid())},
+            uuids_of(self._site.placement(self.launch.topology.name)) if self._overlap.asked else None,
         )
         took = time.monotonic() - started
         # What came up while another was measured took longer than the wait for it.
@@ -208,13 +174,6 @@ class Bench(Measuring):
         beside.start()
         return beside
 
-    def _own_devices(self) -> list[Device]:
-        """Where another process is foreign: all leased devices, or those of the launch when others of ours are busy."""
-        if not self._overlap.asked:
-            return list(self.devices)
-        uuids = uuids_of(self._placements[self.launch.topology.name])
-        return [device for device in self.devices if device.uuid in uuids]
-
     def take_down(self) -> None:
         """Stop the current stack, if any, and wait until its GPUs are as empty as before the run.
 
@@ -224,8 +183,7 @@ class Bench(Measuring):
         left = stack.close() if stack is not None else ()
         if self._started:
             self._started = False
-            beside = self._overlap.uuids()
-            left += wait_emptied({u: mib for u, mib in self._memory_before.items() if u not in beside})
+            left += self._site.wait_emptied(besides=self._overlap.uuids())
         if left:
             raise TearDownError(self.launch.id, left)
         if stack is not None:
@@ -240,18 +198,15 @@ class Bench(Measuring):
             try:
                 self.problems += self._overlap.drop()
             finally:
-                self._ports.close()
-            if self._lease is not None:
-                self._lease.release()
+                self.problems += self._site.release()
 
     def _plan(self, launch_: TopologyLaunch) -> LaunchPlan:
         return plan_of(
             launch_,
             self._inputs,
-            self._placements[launch_.topology.name],
+            self._site,
             logs=self._folder / "logs",
             run_id=self._run_id,
-            ports=self._ports,
             client_processes=max(self._processes(cell, None).count for cell in self._inputs.workload.cells),
         )
 
@@ -270,6 +225,9 @@ class Bench(Measuring):
         disturbs = self._overlap.disturbs()
         self._disturbed |= {self.launch.id} if disturbs else set()
         return f"measured while {disturbs} ({OPTION})" if disturbs else ""
+
+    def _unknown(self) -> tuple[str, ...]:
+        return self._site.unknown
 
     def _client(self, cell: Cell) -> tuple[tuple[int, ...], int]:
         assert self._stack is not None, "nothing is up"
@@ -306,7 +264,7 @@ class Bench(Measuring):
 
     def hardware(self) -> Hardware:
         """What the numbers of this run are measured on."""
-        return hardware_of(self._inputs.measured_gpus, self.devices, self._inventory)
+        return self._site.hardware()
 
     def launch_record(self) -> LaunchRecord:
         """Provenance of the current launch, kept with every stored baseline."""
@@ -334,8 +292,9 @@ class Bench(Measuring):
             router=self._inputs.routers[topology.name],
             programs=self._inputs.programs,
             devices=self.devices,
-            inventory=self._inventory,
+            inventory=self._site.inventory,
             model=self._inputs.model,
+            facts=self._site.facts(),
         )
         folder = self._folder / "environment"
         folder.mkdir(exist_ok=True)

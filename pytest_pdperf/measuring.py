@@ -157,6 +157,10 @@ class Measuring(ABC):
         """What goes on beside a cell that begins now and may disturb it; empty for nothing."""
         return ""
 
+    def _unknown(self) -> tuple[str, ...]:
+        """What nobody could look at while a cell ran, one line each."""
+        return ()
+
     def shared_cores(self) -> bool:
         """Whether the client shares its cores with the engines."""
         return False
@@ -227,7 +231,7 @@ class Measuring(ABC):
         result = replace(
             result,
             invalid=(*result.invalid, *invalid),
-            warnings=(*result.warnings, *seen.warnings, *([beside] if beside else [])),
+            warnings=(*result.warnings, *seen.warnings, *self._unknown(), *([beside] if beside else [])),
         )
         return Measured(result, seen, compare_streams(records, cell))
 

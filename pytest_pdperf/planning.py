@@ -1,24 +1,22 @@
-"""From a launch of this run to its plan: the one place where a run's inputs, placement and ports meet."""
+"""From a launch of this run to its plan: the one place where a run's inputs and its site meet."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from .gpus.placement import Placement
 from .inputs import Inputs, without_faults
 from .measuring import TopologyLaunch
+from .sites import Site
 from .stack.plan import LaunchPlan, plan_launch
-from .stack.ports import PortRegistry
 
 
 def plan_of(
     launch: TopologyLaunch,
     inputs: Inputs,
-    placement: Placement,
+    site: Site,
     *,
     logs: Path,
     run_id: str,
-    ports: PortRegistry,
     client_processes: int,
 ) -> LaunchPlan:
     """Everything about one launch decided, its ports reserved. `logs` is the folder of the run's logs.
@@ -26,6 +24,7 @@ def plan_of(
     Raises UsageProblem as `plan_launch` does.
     """
     topology = launch.topology
+    placement = site.placement(topology.name)
     programs, role_args = inputs.programs, inputs.role_args
     if launch.reference:
         assert inputs.reference_programs is not None, "a reference launch without --reference"
@@ -34,14 +33,15 @@ def plan_of(
         topology,
         inputs.engines[topology.name],
         inputs.routers[topology.name],
-        placement={p.instance: tuple(d.visible for d in p.devices) for p in placement.placed},
+        placement=site.visible(topology),
         numa={p.instance: p.numa_node for p in placement.placed if p.numa_node is not None},
         model=inputs.model,
         served_model=inputs.served_model,
         programs=programs,
         log_dir=logs / launch.id,
         run_id=run_id,
-        ports=ports,
+        ports=site.ports,
+        launcher=site.launcher(topology),
         extra_args=inputs.engine_args,
         role_args={role: args for role, args in role_args.items() if role in topology.roles},
         client_processes=client_processes,

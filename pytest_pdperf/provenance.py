@@ -75,6 +75,7 @@ def launch_environment(
     devices: Sequence[Device],
     inventory: Inventory,
     model: str,
+    facts: Mapping[str, str] | None = None,
 ) -> Environment:
     """The environment record of a stack that is up."""
     return read_environment(
@@ -85,7 +86,7 @@ def launch_environment(
         },
         uuids=[device.uuid for device in devices if device.kind is not DeviceKind.CPU],
         inventory=inventory,
-        facts={"model": model},
+        facts={"model": model, **(facts or {})},
     )
 
 

@@ -11,9 +11,9 @@ from .evidence.cell_window import SETTLE_TIMEOUT_S, StackWatch
 from .evidence.drain import wait_drained
 from .evidence.exposition import Snapshot, Unknown
 from .gpus.grammar import Device
-from .gpus.inventory import Gpu, Inventory
-from .gpus.placement import Placement
+from .gpus.inventory import Gpu
 from .measure.records import CellRecords, Status
+from .sites import Site
 from .spec.topology import Role, Topology
 from .stack.launch import Stack
 from .stack.overhead import measure_router_overhead
@@ -25,8 +25,7 @@ DEATH_NOTICE_S = 1.0
 def watch_stack(
     stack: Stack,
     topology: Topology,
-    placement: Placement,
-    inventory: Inventory,
+    site: Site,
     tell: Callable[[str], None],
 ) -> StackWatch:
     """A watch over every later cell of the stack. Times its router now, while nothing else runs."""
@@ -36,7 +35,7 @@ def watch_stack(
     )
     if overhead.reason:
         tell(f"router overhead not measured: {overhead.reason}")
-    watched = watched_of(stack, topology, placement, inventory)
+    watched = watched_of(stack, topology, site)
     watched = replace(watched, router_ms=overhead.added_ms)
     if overhead.direct_mean_ms is not None and len(pages) == 2:
         http = outside_ms(watched, pages[0], pages[1], overhead.direct_mean_ms)
@@ -44,8 +43,9 @@ def watch_stack(
     return StackWatch(watched)
 
 
-def watched_of(stack: Stack, topology: Topology, placement: Placement, inventory: Inventory) -> Watched:
+def watched_of(stack: Stack, topology: Topology, site: Site) -> Watched:
     """What evidence needs to know of a stack, as far as it is known without asking it anything."""
+    placement, inventory = site.placement(topology.name), site.wiring
 
     def gpus_of(devices: Sequence[Device]) -> list[Gpu]:
         return [gpu for device in devices if (gpu := inventory.gpu(device.uuid)) is not None]
@@ -64,6 +64,7 @@ def watched_of(stack: Stack, topology: Topology, placement: Placement, inventory
         asked=topology.kv_transfer.transport if topology.kv_transfer else "auto",
         whole_blocks=topology.kv_transfer is not None and topology.kv_transfer.connector == "example",
         nvlink_between=all(path.startswith("NV") for path in paths) if paths else None,
+        here=site.here,
         tensor_parallel=any(spec.tensor_parallel > 1 for spec in topology.roles.values()),
     )
 

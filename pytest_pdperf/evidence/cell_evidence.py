@@ -58,6 +58,8 @@ class Watched:
     """The connector moves whole blocks only and leaves the end of each prompt to decode."""
     nvlink_between: bool | None = None
     """Whether NVLink joins the GPUs of prefill and decode; None when it is not known."""
+    here: bool = True
+    """The stack runs on this machine, so this machine's link counters count its bytes."""
     tensor_parallel: bool = False
     """NVLink then carries other traffic than KV too."""
     router_ms: float | None = None

@@ -103,7 +103,7 @@ class CellWindow:
         watched, look = self._watched, self._instruments
         self._before = look.drain(watched.urls, SETTLE_TIMEOUT_S, None).snapshots
         self._logs = LogWindow({name: watched.logs[name] for name in watched.roles if name in watched.logs})
-        self._links = look.links(watched.uuids)
+        self._links = look.links(watched.uuids) if watched.here else LinkBytes()
         self._sampler = self._exits.enter_context(look.sampler(watched.uuids)) if watched.uuids else None
         return self
 
@@ -115,7 +115,7 @@ class CellWindow:
     def judge(self, records: CellRecords) -> CellEvidence:
         """Wait until the engines are idle again and judge what was seen. Call it once, inside the block."""
         watched, look = self._watched, self._instruments
-        links = look.links(watched.uuids)
+        links = look.links(watched.uuids) if watched.here else LinkBytes()
         self._exits.close()
         drain = look.drain(watched.urls, DRAIN_TIMEOUT_S, self._before)
         seen = Seen(

@@ -14,10 +14,10 @@ from pytest_pdperf.engines.base import Instance
 from pytest_pdperf.errors import BringUpError
 from pytest_pdperf.stack import pairs
 from pytest_pdperf.stack.greedy import Answer, client
+from pytest_pdperf.stack.launcher import LOOPBACK
 from pytest_pdperf.stack.logs import Follower, strip_stamp, tail
 from pytest_pdperf.stack.plan import LaunchPlan
 from pytest_pdperf.stack.ports import port_owner, port_state
-from pytest_pdperf.stack.processes import ManagedProcess
 from pytest_pdperf.stack.running import FAILED_GRACE_S, GRACE_S, Stack, blame, obituary
 from pytest_pdperf.stack.secrets import mask
 from pytest_pdperf.stack.stages import STARTING, stage_limits
@@ -120,7 +120,7 @@ class _BringUp:
 
     def start(self, id: str) -> None:
         try:
-            process = ManagedProcess(
+            process = self.plan.launcher.start(
                 id,
                 self.plan.commands[id],
                 log=self.plan.log(id),
@@ -193,7 +193,9 @@ class _BringUp:
             for line in seen.follower.new_lines():
                 if line.strip():
                     seen.last_line = line
-                stage = None if id == "router" else self.plan.engine.stage(line)
+                stage = self.plan.launcher.stage(line)
+                if stage is None and id != "router":
+                    stage = self.plan.engine.stage(line)
                 if stage is not None:
                     self._stage(id, stage)
                 if id != "router" and _ADDRESS_IN_USE.search(line):
@@ -238,6 +240,8 @@ class _BringUp:
         """Which of an instance's ports somebody else holds."""
         ours = set(self.stack.processes[id].session())
         instance = next(i for i in self.plan.instances if i.id == id)
+        if instance.host != LOOPBACK:
+            return ""  # another machine's ports
         numbers = {"http": instance.ports.http, "bootstrap": instance.ports.bootstrap}
         if instance.ports.side_channel:
             numbers |= {

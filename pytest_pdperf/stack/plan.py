@@ -14,6 +14,7 @@ from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.gpus.cores import ClientCores, client_cores, parse_cores
 from pytest_pdperf.routers.base import Router, RouterInstance
 from pytest_pdperf.spec.topology import FlagValue, Kind, Role, RoleSpec, Topology
+from pytest_pdperf.stack.launcher import LOCAL, LOOPBACK, Launcher
 from pytest_pdperf.stack.ports import PortLease, PortRegistry
 from pytest_pdperf.stack.secrets import mask, secret_values
 
@@ -50,6 +51,8 @@ class LaunchPlan:
         """Instance id -> CPUs of its NUMA node; ids without a preference are left out."""
         return self.client.engines
 
+    launcher: Launcher = LOCAL
+
     @property
     def url(self) -> str:
         """Base URL that clients talk to: the router's, or the only server's."""
@@ -76,7 +79,7 @@ class LaunchPlan:
         ]
         lines += [f"  warning: {text}" for text in self.warnings]
         for instance in self.instances:
-            where = ",".join(instance.devices) or "no device"
+            where = self.launcher.where(instance.id, instance.devices)
             ports = ", ".join(
                 f"{name} {value}"
                 for name, value in (
@@ -90,8 +93,10 @@ class LaunchPlan:
             lines.append(f"  {instance.id} on {where}: {ports}")
             lines += self._command_lines(instance.id)
         if self.router_instance is not None and self.router is not None:
+            host = self.router_instance.host
+            at = "" if host == LOOPBACK else f" on {host}"
             lines.append(
-                f"  router {self.router.name}: http {self.router_instance.port}, "
+                f"  router {self.router.name}{at}: http {self.router_instance.port}, "
                 f"metrics {self.router_instance.metrics_port}"
             )
             lines += self._command_lines("router")
@@ -99,11 +104,30 @@ class LaunchPlan:
         return lines
 
     def _command_lines(self, id: str) -> list[str]:
-        command = self.commands[id]
+        command = self.launcher.shown(id, self.commands[id])
         values = secret_values(command.env)
         env = " ".join(f"{k}={'' if v is None else v}" for k, v in sorted(command.env.items()))
         argv = " ".join(repr(a) if re.search(r"[\s'\"{}]", a) else a for a in command.argv)
         return [f"    {mask(argv, values)}"] + ([f"    env {mask(env, values)}"] if env else [])
+
+    def ports(self) -> tuple[tuple[str, str, int], ...]:
+        """(instance id, what for, port) of every port that a process of this plan will listen on."""
+        found = [
+            (instance.id, what, first + rank)
+            for instance in self.instances
+            for what, first, count in (
+                ("http", instance.ports.http, 1),
+                ("side channel", instance.ports.side_channel, instance.tensor_parallel),
+                ("bootstrap", instance.ports.bootstrap, 1),
+                ("rendezvous", instance.ports.dist_init, _DIST_PORTS),
+            )
+            for rank in range(count)
+            if first
+        ]
+        router = self.router_instance
+        if router is not None:
+            found += [("router", "http", router.port), ("router", "metrics", router.metrics_port)]
+        return tuple(found)
 
     def release(self) -> None:
         """Give the ports back and remove the KV that the engines kept in files; after the processes have ended."""
@@ -129,13 +153,15 @@ def plan_launch(
     role_args: Mapping[str, Mapping[str, FlagValue]] | None = None,
     numa: Mapping[str, int] | None = None,
     client_processes: int = 1,
+    launcher: Launcher = LOCAL,
 ) -> LaunchPlan:
     """Turn a topology into command lines. Starts nothing; reserves ports, which the plan then holds.
 
     `placement` maps instance ids to device strings, `numa` to NUMA nodes. Arguments merge in the order
     engine_args, the role's args, `extra_args`, `role_args[role]`; later wins. `router=None` is for one
-    aggregated server alone. `client_processes` is how many cores the load client would like. Raises UsageProblem for
-    what is known to fail: missing programs and models, wrong placement, ports in use.
+    aggregated server alone. `launcher` says on which host each will listen, `client_processes` how many cores the
+    load client would like. Raises UsageProblem for what is known to fail: missing programs and models, wrong
+    placement, ports in use.
     """
     if router is None and (topology.kind is Kind.PD or len(topology.instances) > 1):
         raise UsageProblem(f"{topology.name}: {len(topology.instances)} engines need a router in front")
@@ -169,13 +195,14 @@ def plan_launch(
                 numa_node=(numa or {}).get(id),
                 simulated=engine.simulated,
                 shared_dir=shared_dir,
+                host=launcher.host(id),
             )
             for id, role, spec in topology.instances
         )
         commands = {i.id: engine.command(i, programs) for i in instances}
         router_instance = None
         if router is not None:
-            router_instance = _router(topology, instances, ports, taken)
+            router_instance = _router(topology, instances, ports, taken, launcher.host("router"))
             commands["router"] = router.command(router_instance, programs)
     except BaseException:
         for lease in taken:
@@ -201,6 +228,7 @@ def plan_launch(
             unbound=[i.id for i in instances if not cpus.get(i.id)],
             wanted=client_processes,
         ),
+        launcher=launcher,
     )
 
 
@@ -297,6 +325,7 @@ def _instance(
     numa_node: int | None,
     simulated: bool,
     shared_dir: Path | None,
+    host: str,
 ) -> Instance:
     id, role, spec = which
     devices = tuple(devices)
@@ -318,11 +347,16 @@ def _instance(
         kv_transfer=topology.kv_transfer,
         numa_node=numa_node,
         shared_dir=shared_dir,
+        host=host,
     )
 
 
 def _router(
-    topology: Topology, instances: tuple[Instance, ...], ports: PortRegistry, taken: list[PortLease]
+    topology: Topology,
+    instances: tuple[Instance, ...],
+    ports: PortRegistry,
+    taken: list[PortLease],
+    host: str,
 ) -> RouterInstance:
     label = f"{topology.name} router"
     wanted = topology.router.port
@@ -336,4 +370,5 @@ def _router(
         metrics_port=taken[-1].first,
         workers=instances,
         kv_transfer=topology.kv_transfer,
+        host=host,
     )

@@ -96,7 +96,12 @@ def environment(
 
 
 class ManagedProcess:
-    """One child with its log. Every descendant of it is gone when `stop` returns, or named in its answer."""
+    """One child with its log. Every descendant of it is gone when `stop` returns, or named in its answer.
+
+    When this process dies, the child has `orphan_grace_s` between SIGTERM and SIGKILL: enough to leave shared memory
+    and the GPU tidy, short enough to promise that all is gone within 5 s. A child that must still tell somebody else
+    (Slurm's controller) needs more.
+    """
 
     def __init__(
         self,
@@ -108,6 +113,7 @@ class ManagedProcess:
         log_cap: int = LOG_CAP,
         cpus: Sequence[int] = (),
         base: Mapping[str, str] | None = None,
+        orphan_grace_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = id
@@ -136,6 +142,7 @@ class ManagedProcess:
             "log": str(self.log),
             "log_cap": log_cap,
             "secrets": self.secrets,
+            "orphan_grace_s": orphan_grace_s,
         }
         self.log.parent.mkdir(parents=True, exist_ok=True)
         for old in segments(self.log):

@@ -18,7 +18,7 @@ PROCESS = "PDPERF_PROCESS"
 INSTANCE = "PDPERF_INSTANCE"
 """Environment variable that names the instance within the run."""
 OWNER = "PDPERF_OWNER"
-"""Environment variable that names the process that started the run: `pid:start:pid namespace`."""
+"""Environment variable that names the process that started the run: `pid:start:pid space`."""
 
 
 class Proc(NamedTuple):
@@ -148,10 +148,14 @@ def send_all(procs: Iterable[Proc], signum: signal.Signals) -> int:
     return sum(send(proc, signum) for proc in procs)
 
 
-def pid_namespace() -> str:
-    """Identity of this process's pid namespace, `?` when unknown; pids mean nothing outside it."""
+def pid_space(proc: Path = Path("/proc")) -> str:
+    """Identity of the machine's boot and of this process's pid namespace; pids mean nothing outside of both.
+
+    The first namespace has the same number on every Linux machine, so the boot must tell machines apart.
+    """
     try:
-        return str(Path("/proc/self/ns/pid").readlink()).removeprefix("pid:[").removesuffix("]")
+        boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{(proc / 'self/ns/pid').readlink()}".replace(":", "")
     except OSError:
         return "?"
 
@@ -159,13 +163,13 @@ def pid_namespace() -> str:
 def owner_marker() -> str:
     """Value of the OWNER variable for processes that this process starts."""
     stat = read_stat(os.getpid())
-    return f"{os.getpid()}:{stat.proc.start if stat else 0}:{pid_namespace()}"
+    return f"{os.getpid()}:{stat.proc.start if stat else 0}:{pid_space()}"
 
 
 def owner_alive(marker: str) -> bool | None:
     """Whether the process that started a run still lives; None when that cannot be told from here."""
     parts = marker.split(":")
-    if len(parts) != 3 or parts[2] != pid_namespace():
+    if len(parts) != 3 or parts[2] != pid_space():
         return None
     try:
         return is_alive(Proc(int(parts[0]), int(parts[1])))

@@ -34,8 +34,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_FOR_S = 5.0
 """How long SIGKILL is repeated before survivors are reported (a driver call can make one immune)."""
-_ORPHAN_GRACE_S = 1.0
-"""Grace when pytest is gone: enough to leave shared memory and the GPU tidy, short enough to promise 5 s."""
 _REST_GRACE_S = 3.0
 """Grace for descendants once the child itself has ended."""
 _TICK_MS = 200
@@ -61,6 +59,8 @@ class Job(NamedTuple):
     log_cap: int
     """Most bytes that the log's files take together."""
     secrets: Sequence[str]
+    orphan_grace_s: float
+    """Grace when the owner is gone."""
 
 
 class Reaper:
@@ -98,10 +98,10 @@ class Reaper:
                     self.output = None
                 elif fd == 0 and not self._read_commands():
                     poller.unregister(0)
-                    self._end_soon(_ORPHAN_GRACE_S)
+                    self._end_soon(self.job.orphan_grace_s)
                 elif fd == owner_fd:
                     poller.unregister(owner_fd)
-                    self._end_soon(_ORPHAN_GRACE_S)
+                    self._end_soon(self.job.orphan_grace_s)
             self.log.flush_partial()
             self._reap()
             if self.deadline is not None:

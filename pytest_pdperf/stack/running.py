@@ -15,9 +15,9 @@ from pytest_pdperf.errors import BringUpError, RoleDied
 from pytest_pdperf.stack import pairs
 from pytest_pdperf.stack.greedy import client
 from pytest_pdperf.stack.hangs import HangWatch
+from pytest_pdperf.stack.launcher import RoleProcess
 from pytest_pdperf.stack.logs import read_lines, tail
 from pytest_pdperf.stack.plan import LaunchPlan
-from pytest_pdperf.stack.processes import ManagedProcess
 from pytest_pdperf.stack.secrets import mask
 
 GRACE_S = 10.0
@@ -50,7 +50,7 @@ class Serving(Protocol):
 class Stack:
     """A topology that is up. Use as a context manager, or call `close`."""
 
-    def __init__(self, plan: LaunchPlan, processes: Mapping[str, ManagedProcess]) -> None:
+    def __init__(self, plan: LaunchPlan, processes: Mapping[str, RoleProcess]) -> None:
         self.plan = plan
         self.processes = dict(processes)
         self.startup_s: dict[str, float] = {}
@@ -139,11 +139,14 @@ class Stack:
         """
         began = clock()
         old = self.processes[id]
-        old.stop(0.0)
+        old.ask_to_stop(0.0)
+        old.wait_stopped()
         number = len(list(self.plan.log_dir.glob(f"{id}-again-*.log"))) + 1
         log = self.plan.log_dir / f"{id}-again-{number}.log"
         cpus = self.plan.cpus.get(id, ())
-        process = ManagedProcess(id, old.command, log=log, run_id=self.plan.run_id, cpus=cpus)
+        process = self.plan.launcher.start(
+            id, self.plan.commands[id], log=log, run_id=self.plan.run_id, cpus=cpus
+        )
         self.processes[id] = process
         url = self.role_urls[id]
         with client(RESTART_LOOK_S) as http:
@@ -208,7 +211,7 @@ def serves(http: httpx.Client, url: str, model: str) -> bool:
         return False
 
 
-def obituary(plan: LaunchPlan, process: ManagedProcess) -> tuple[str, str]:
+def obituary(plan: LaunchPlan, process: RoleProcess) -> tuple[str, str]:
     """(one line, log tail) about a process that has ended."""
     end = process.poll()
     how = end.describe() if end is not None else "still running"
@@ -216,10 +219,13 @@ def obituary(plan: LaunchPlan, process: ManagedProcess) -> tuple[str, str]:
     return (f"{how}: {cause}" if cause else how), tail(process.log)
 
 
-def blame(plan: LaunchPlan, process: ManagedProcess) -> str | None:
+def blame(plan: LaunchPlan, process: RoleProcess) -> str | None:
     """The log line that explains a death, masked; None when nothing stands out."""
     lines = read_lines(process.log)
-    if process.id == "router":
+    cause = plan.launcher.cause(lines)
+    if cause is not None:
+        pass
+    elif process.id == "router":
         bad = [line for line in lines if re.search(r"panicked at|\berror\b|Error\b", line, re.IGNORECASE)]
         cause = bad[-1] if bad else None
     else:

@@ -19,14 +19,14 @@ def test_cell(measure):
 RECORDED = """
 from pathlib import Path
 
-import pytest_pdperf.bench
+import pytest_pdperf.sites
 from pytest_pdperf.gpus.inventory import load_recorded
 
-pytest_pdperf.bench.read_inventory = lambda: load_recorded(Path({path!r}))
+pytest_pdperf.sites.read_inventory = lambda: load_recorded(Path({path!r}))
 """
 
 SPOILT = """
-import pytest_pdperf.bench
+import pytest_pdperf.sites
 
 
 class Busy:
@@ -40,8 +40,8 @@ class Busy:
         return ("GPU 0 was used by another process meanwhile, pid 99",) if self.looks else ()
 
 
-pytest_pdperf.bench.ForeignUse = Busy
-pytest_pdperf.bench.wait_emptied = lambda before: ("GPU-a: 9000 MiB in use, held by pid 4242 (8900 MiB) stuck",)
+pytest_pdperf.sites.ForeignUse = Busy
+pytest_pdperf.sites.wait_emptied = lambda before: ("GPU-a: 9000 MiB in use, held by pid 4242 (8900 MiB) stuck",)
 """
 
 

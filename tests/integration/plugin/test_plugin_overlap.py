@@ -34,13 +34,13 @@ FILES = {
 VIRTUAL_GPUS = """
 from pathlib import Path
 
-import pytest_pdperf.bench
+import pytest_pdperf.sites
 import pytest_pdperf.inputs
 from pytest_pdperf.gpus.grammar import parse_gpus
 from pytest_pdperf.gpus.inventory import load_recorded
 
 pytest_pdperf.inputs._gpus = lambda *asked: parse_gpus("all")
-pytest_pdperf.bench.read_inventory = lambda: load_recorded(Path({inventory!r}))
+pytest_pdperf.sites.read_inventory = lambda: load_recorded(Path({inventory!r}))
 
 
 def emptied(before):
@@ -49,7 +49,7 @@ def emptied(before):
     return ()
 
 
-pytest_pdperf.bench.wait_emptied = emptied
+pytest_pdperf.sites.wait_emptied = emptied
 """
 
 

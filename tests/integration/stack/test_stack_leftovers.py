@@ -33,7 +33,7 @@ def dead_owner() -> str:
     assert stat is not None
     process.kill()
     process.wait()
-    return f"{process.pid}:{stat.proc.start}:{procfs.pid_namespace()}"
+    return f"{process.pid}:{stat.proc.start}:{procfs.pid_space()}"
 
 
 @pytest.fixture

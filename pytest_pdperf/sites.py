@@ -1,0 +1,195 @@
+"""Where a run takes place: which devices it has, who else may not use them, and what starts processes there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from .evidence.canary import Canaries, Canary, canaries_for
+from .gpus.busy import check_idle
+from .gpus.disjoint import place_in_turn
+from .gpus.emptied import memory_in_use, wait_emptied
+from .gpus.foreign import ForeignUse
+from .gpus.grammar import Device, resolve
+from .gpus.inventory import Inventory
+from .gpus.lease import Lease, acquire
+from .gpus.nvml import read_inventory
+from .gpus.placement import Placement, place_all
+from .inputs import Inputs
+from .options import Settings
+from .provenance import Hardware, hardware_of
+from .spec.topology import Topology
+from .stack.launcher import LOCAL, Launcher
+from .stack.ports import PortRegistry
+
+
+class Site(Protocol):
+    """One machine, or the nodes of a Slurm job. All methods are called from pytest's main thread."""
+
+    here: bool
+    """The stacks run on this machine, so its drivers, counters and processors say something about them."""
+    devices: tuple[Device, ...]
+    """Devices that are known by name; none for the simulator, and where somebody else hands them out."""
+    inventory: Inventory
+    gpu_mib: dict[str, int]
+    """Visible name of a GPU -> its memory; empty for simulated engines, which take none, and where nobody knows."""
+    ports: PortRegistry
+    unknown: tuple[str, ...]
+    """What every cell has to say that nobody looked at, one line each."""
+
+    def prepare(self, topologies: Sequence[Topology], *, in_turn: bool) -> None:
+        """Find devices and a place for every topology, `in_turn`: apart from the one before. Raises UsageProblem."""
+
+    @property
+    def wiring(self) -> Inventory:
+        """What evidence may hold this machine's drivers to; empty where they know nothing of the devices."""
+
+    def reserve(self) -> None:
+        """Keep the place for this run alone until `release`. Raises UsageProblem when it is not to be had."""
+
+    def check(self) -> None:
+        """Raise UsageProblem when the reserved place is lost, so that nothing can be started there any more."""
+
+    def placement(self, topology: str) -> Placement:
+        """Which instance of a topology gets which devices."""
+
+    def explain(self, topology: str) -> list[str]:
+        """The same for people, one line for each instance."""
+
+    def visible(self, topology: Topology) -> Mapping[str, tuple[str, ...]]:
+        """Instance id -> device strings for its engine."""
+
+    def launcher(self, topology: Topology) -> Launcher:
+        """What starts the processes of a topology."""
+
+    def describe(self) -> list[str]:
+        """Lines for `--plan` about the place itself."""
+
+    def hardware(self) -> Hardware:
+        """What the numbers are measured on: the part of a baseline's key that the machine decides."""
+
+    def facts(self) -> Mapping[str, str]:
+        """What a launch's environment records of the place."""
+
+    def canaries(self, take: Callable[[], Canary], *, off: str, say: Callable[..., None]) -> Canaries:
+        """What times fixed work before and after a launch; `take` does it on the GPUs of this machine."""
+
+    def foreign(
+        self, own_pids: Callable[[], Collection[int]], only: Collection[str] | None = None
+    ) -> ForeignUse:
+        """Who looks whether somebody else uses the devices, or `only` those UUIDs, while a cell runs."""
+
+    def wait_emptied(self, besides: Collection[str] = ()) -> tuple[str, ...]:
+        """Wait until the devices, `besides` some UUIDs, are as empty as before; one line for each that is not."""
+
+    def release(self) -> tuple[str, ...]:
+        """Give the place and its ports back; safe to call again. One line for each thing that stays behind."""
+
+
+class LocalSite:
+    """This machine, with the GPUs of `--gpus`, leased by file locks."""
+
+    here = True
+    unknown: tuple[str, ...] = ()
+
+    def __init__(self, inputs: Inputs, settings: Settings) -> None:
+        self.devices: tuple[Device, ...] = ()
+        self.inventory = Inventory()
+        self.gpu_mib: dict[str, int] = {}
+        self.ports = PortRegistry()
+        self._inputs, self._settings = inputs, settings
+        self._placements: dict[str, Placement] = {}
+        self._lease: Lease | None = None
+        self._memory_before: dict[str, int] = {}
+        """GPU -> MiB in use before this run started anything."""
+
+    def prepare(self, topologies: Sequence[Topology], *, in_turn: bool) -> None:
+        """Resolve `--gpus`, refuse GPUs in use and ports that are taken, and place every topology."""
+        self._find_devices()
+        place = place_in_turn if in_turn else place_all
+        self._placements = place(topologies, self.devices, self.inventory)
+        for topology in topologies:
+            if topology.router.port is not None:
+                self.ports.release(self.ports.reserve_fixed(f"{topology.name} router", topology.router.port))
+
+    def _find_devices(self) -> None:
+        request, recorded = self._inputs.gpus, self._inputs.recorded
+        if request is None:
+            return
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") if recorded is None else None
+        if recorded is not None:
+            self.inventory = recorded
+        elif not request.cpu:
+            self.inventory = read_inventory()
+        self.devices = resolve(request, self.inventory, visible)
+        check_idle(self.devices, self.inventory)
+        if not self._inputs.simulated:
+            sizes = {device.visible: self.inventory.memory_mib(device.uuid) for device in self.devices}
+            self.gpu_mib = {name: mib for name, mib in sizes.items() if mib is not None}
+        if recorded is None:
+            self._memory_before = memory_in_use(self.devices, self.inventory)
+
+    @property
+    def wiring(self) -> Inventory:
+        """Nothing when the inventory is a recorded one: no driver of this machine speaks of those GPUs."""
+        return self.inventory if self._inputs.recorded is None else Inventory()
+
+    def reserve(self) -> None:
+        """Tidy up after dead runs, and lock every device."""
+        self.ports.sweep()
+        self._lease = acquire(self.devices, self._settings["gpu_wait"] or 0.0)
+
+    def check(self) -> None:
+        """A lock is held until this process ends."""
+
+    def placement(self, topology: str) -> Placement:
+        """As `prepare` found it."""
+        return self._placements[topology]
+
+    def explain(self, topology: str) -> list[str]:
+        """In the placement's own words."""
+        return self._placements[topology].explain()
+
+    def visible(self, topology: Topology) -> Mapping[str, tuple[str, ...]]:
+        """Strings for CUDA_VISIBLE_DEVICES."""
+        placed = self._placements[topology.name].placed
+        return {one.instance: tuple(device.visible for device in one.devices) for one in placed}
+
+    def launcher(self, topology: Topology) -> Launcher:
+        """Child processes."""
+        return LOCAL
+
+    def describe(self) -> list[str]:
+        """Nothing: placement says it all."""
+        return []
+
+    def hardware(self) -> Hardware:
+        """From the driver, or the CPU's model."""
+        return hardware_of(self._inputs.measured_gpus, self.devices, self.inventory)
+
+    def facts(self) -> Mapping[str, str]:
+        """Nothing that the environment does not read by itself."""
+        return {}
+
+    def canaries(self, take: Callable[[], Canary], *, off: str, say: Callable[..., None]) -> Canaries:
+        """Those that fit the devices."""
+        return canaries_for(self._inputs.measured_gpus, off=off, take=take, say=say)
+
+    def foreign(
+        self, own_pids: Callable[[], Collection[int]], only: Collection[str] | None = None
+    ) -> ForeignUse:
+        """A look at the driver's list of processes about once a second."""
+        judged = [device for device in self.devices if only is None or device.uuid in only]
+        return ForeignUse(judged if self._inputs.recorded is None else (), own_pids)
+
+    def wait_emptied(self, besides: Collection[str] = ()) -> tuple[str, ...]:
+        """By the driver's word on memory in use."""
+        return wait_emptied({u: mib for u, mib in self._memory_before.items() if u not in besides})
+
+    def release(self) -> tuple[str, ...]:
+        """Unlock ports and devices."""
+        self.ports.close()
+        if self._lease is not None:
+            self._lease.release()
+        return ()
