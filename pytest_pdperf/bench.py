@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 
 from .engines.base import Command
-from .errors import RoleDied, TearDownError, UsageProblem
+from .errors import BringUpError, RoleDied, TearDownError, UsageProblem
 from .evidence.canary import Canary, engine_python, gpu_canary
 from .evidence.environment import Environment
 from .gpus.disjoint import uuids_of
@@ -35,6 +35,9 @@ from .stack.memory import describe_memory, memory_needs
 from .stack.plan import LaunchPlan, check_model
 from .stack.processes import environment as child_environment
 from .watching import watch_stack
+
+MAX_PORT_PLANS = 5
+"""Of one launch, where ports can only be tried once they are planned: on another machine."""
 
 MAX_BRING_UPS = 3
 """Of one launch: the first, and two more after a role died."""
@@ -163,14 +166,16 @@ class Bench(Measuring):
     def _bring_up(self) -> Stack:
         self._canaries.before(self.launch.id)
         return launch(
-            self._plan(self.launch),
+            self._plan_with_free_ports(self.launch),
             deadline_s=self._settings["startup_timeout"],
             progress=self._tell.stage,
             sleep=self._tell.sleep,
         )
 
     def _start_beside(self, launch_: TopologyLaunch) -> LaunchBeside:
-        beside = LaunchBeside(self._plan(launch_), deadline_s=self._settings["startup_timeout"])
+        beside = LaunchBeside(
+            self._plan_with_free_ports(launch_), deadline_s=self._settings["startup_timeout"]
+        )
         beside.start()
         return beside
 
@@ -199,6 +204,20 @@ class Bench(Measuring):
                 self.problems += self._overlap.drop()
             finally:
                 self.problems += self._site.release()
+
+    def _plan_with_free_ports(self, launch_: TopologyLaunch) -> LaunchPlan:
+        taken: tuple[str, ...] = ()
+        for _ in range(MAX_PORT_PLANS):
+            plan = self._plan(launch_)
+            try:
+                taken = plan.launcher.taken(plan.ports())
+            except BaseException:
+                plan.release()
+                raise
+            if not taken:
+                return plan
+            plan.release()
+        raise BringUpError(f"no free ports in {MAX_PORT_PLANS} tries; the last: {'; '.join(taken)}")
 
     def _plan(self, launch_: TopologyLaunch) -> LaunchPlan:
         return plan_of(

@@ -18,7 +18,7 @@ from .gate.paired import Expectation, load_expectations
 from .gpus.grammar import GpuRequest, parse_gpus
 from .gpus.inventory import Inventory, load_recorded
 from .measure.table import METRICS
-from .options import Settings
+from .options import BY_NAME, Settings
 from .places.deployment import Deployment, look
 from .places.named import read_named, topology_of, without_target
 from .routers.base import Router
@@ -185,6 +185,11 @@ def _recorded(settings: Settings, simulated: bool) -> Inventory | None:
 
 
 def _gpus(settings: Settings, simulated: bool, recorded: Inventory | None) -> GpuRequest | None:
+    if settings["launcher"] == "slurm":
+        return _slurm_gpus(settings, simulated)
+    for name in ("slurm_arg", "slurm_gres"):
+        if name in settings.given:
+            raise UsageProblem(f"{BY_NAME[name].flag} is for --launcher slurm; add it, or leave this out")
     if simulated and recorded is None:
         if settings["gpus"]:
             raise UsageProblem(
@@ -195,6 +200,22 @@ def _gpus(settings: Settings, simulated: bool, recorded: Inventory | None) -> Gp
     if not settings["gpus"]:
         raise UsageProblem("--gpus is missing: give a list such as 0-7, or cpu, or use --engine sim")
     return parse_gpus(settings["gpus"])
+
+
+def _slurm_gpus(settings: Settings, simulated: bool) -> GpuRequest | None:
+    """Slurm hands out as many GPUs as the topology says, to simulated engines too: a rehearsal asks for the same."""
+    for name in ("gpu_inventory", "overlap_start"):
+        if settings[name]:
+            raise UsageProblem(
+                f"{BY_NAME[name].flag} has no meaning with --launcher slurm, which knows no GPU by name; leave it out"
+            )
+    request = parse_gpus(settings["gpus"] or "all")
+    if not request.cpu and not request.everything:
+        raise UsageProblem(
+            f"--gpus {settings['gpus']}: with --launcher slurm Slurm chooses the GPUs; leave it out, or give cpu to "
+            "ask for none"
+        )
+    return None if simulated else request
 
 
 def _usual_workload(settings: Settings, gpus: GpuRequest | None) -> str:

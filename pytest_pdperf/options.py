@@ -5,6 +5,7 @@ Imports nothing heavy: pytest loads it at every start, also for projects that ne
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -97,6 +98,13 @@ def count_or_auto(text: str) -> int | None:
     return value
 
 
+def gres_name(text: str) -> str:
+    """`gpu` or `gpu:TYPE`, without a count. Raises ValueError."""
+    if not re.fullmatch(r"[A-Za-z_]\w*(:[A-Za-z_][\w.-]*)?", text):
+        raise ValueError("want a name such as gpu or gpu:h100; the topology decides how many")
+    return text
+
+
 def two_topologies(text: str) -> tuple[str, str]:
     """`A:B` as a pair of different names. Raises ValueError."""
     first, separator, second = (part.strip() for part in text.partition(":"))
@@ -159,6 +167,28 @@ OPTIONS: tuple[Option, ...] = (
         "target_hardware",
         "what the target runs on, in your words, such as 8xH100: part of the baselines' key (default: its address)",
         metavar="LABEL",
+    ),
+    Option(
+        "launcher",
+        "what starts engines and router: local, on this machine; slurm, as steps of a job that is asked for",
+        metavar="NAME",
+        default="local",
+        choices=("local", "slurm"),
+        starts_suite=True,
+    ),
+    Option(
+        "slurm_arg",
+        "option of salloc for the job, such as partition=gpu, account=lab, time=2:00:00, exclusive; nodes=2 spreads "
+        "the roles over two nodes; may be repeated",
+        metavar="ARG",
+        kind="list",
+    ),
+    Option(
+        "slurm_gres",
+        "how the cluster calls its GPUs: gpu, or gpu:h100 for those of one type",
+        metavar="NAME",
+        default="gpu",
+        parse=gres_name,
     ),
     Option(
         "topology",
@@ -280,9 +310,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "gpu_wait",
-        "how long to wait for GPUs that another run has leased, in seconds or as 30m",
+        "how long to wait for GPUs that another run has leased, or for a Slurm job to start, in seconds or as 30m "
+        "(default: 0; with --launcher slurm 1h)",
         metavar="TIME",
-        default="0",
         parse=seconds,
     ),
     Option(

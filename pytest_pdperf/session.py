@@ -29,7 +29,7 @@ from .project import make_folder, project_root
 from .report.earlier import earlier_durations
 from .report.outcomes import CellOutcome, RunSummary, load, save
 from .report.ttft_stage import circumstances, explain, usual_split, with_stage
-from .sites import LocalSite
+from .sites import site_for
 from .spec.topology import Kind, Topology
 from .spec.workload import Cell
 from .stack.estimate import Estimate, Key, cell_s, estimate, start_up_s
@@ -376,7 +376,9 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
     if inputs.deployment:
         bench = AttachedBench(possible, inputs, run_id, folder, tell)
     else:
-        bench = Bench(possible, inputs, run_id, folder, tell, LocalSite(inputs, possible))
+        bench = Bench(
+            possible, inputs, run_id, folder, tell, site_for(possible, inputs, run_id, folder, tell)
+        )
     bench.problems += problems
     judging = Judging(settings=settings, inputs=inputs, root=root, run_id=run_id)
     return Session(

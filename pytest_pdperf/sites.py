@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from .evidence.canary import Canaries, Canary, canaries_for
@@ -19,9 +20,11 @@ from .gpus.placement import Placement, place_all
 from .inputs import Inputs
 from .options import Settings
 from .provenance import Hardware, hardware_of
+from .slurm_site import SlurmSite
 from .spec.topology import Topology
 from .stack.launcher import LOCAL, Launcher
 from .stack.ports import PortRegistry
+from .stack.slurm.asking import read_wish
 
 
 class Site(Protocol):
@@ -193,3 +196,26 @@ class LocalSite:
         if self._lease is not None:
             self._lease.release()
         return ()
+
+
+SLURM_WAIT_S = 3600.0
+"""For a job to start, where nobody says how long: queues are longer than leases."""
+
+
+def site_for(
+    settings: Settings, inputs: Inputs, run_id: str, folder: Path, tell: Callable[[str], None]
+) -> Site:
+    """The place that `--launcher` names. Asks nobody and starts nothing. Raises UsageProblem."""
+    wait_s = settings["gpu_wait"]
+    if settings["launcher"] == "local":
+        return LocalSite(inputs, settings)
+    return SlurmSite(
+        wish=read_wish(settings["slurm_arg"]),
+        gres=settings["slurm_gres"],
+        gpus=(settings["gpus"] or "").strip().lower() != "cpu",
+        simulated=inputs.simulated,
+        wait_s=SLURM_WAIT_S if wait_s is None else wait_s,
+        run_id=run_id,
+        log=folder / "logs" / "slurm-job.log",
+        tell=tell,
+    )

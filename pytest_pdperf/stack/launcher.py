@@ -16,11 +16,18 @@ class RoleProcess(Protocol):
     """One engine or router that was started, wherever it runs."""
 
     id: str
-    log: Path
-    """Its stdout and stderr, on this machine."""
-    secrets: tuple[str, ...]
-    pid: int | None
-    """Pid on this machine: of the process itself, or of the program that stands for it here."""
+
+    @property
+    def log(self) -> Path:
+        """Its stdout and stderr, on this machine."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Values that its log does not show."""
+
+    @property
+    def pid(self) -> int | None:
+        """Pid on this machine: of the process itself, or of the program that stands for it here."""
 
     def poll(self) -> Exit | None:
         """How it ended, None while it runs. Never blocks."""

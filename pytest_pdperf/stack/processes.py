@@ -39,6 +39,8 @@ class Exit:
     """Kernel OOM kills counted while it lived: `cgroup` (its memory limit), `system`."""
     error: str = ""
     """Why there is no code."""
+    where: str = ""
+    """Another machine that it ran on, whose kernel was not asked; empty for this one."""
 
     def describe(self) -> str:
         """One phrase, such as `exit code 1` or `killed by SIGKILL (...)`.
@@ -59,6 +61,8 @@ class Exit:
             return f"{text} (host memory: the kernel's OOM killer ended a process of this memory cgroup)"
         if "system" in self.oom_kills:
             return f"{text} (host memory: the kernel's OOM killer ended a process of this machine meanwhile)"
+        if self.where:
+            return f"{text} on {self.where}"
         if self.code == -signal.SIGKILL:
             return f"{text} (no kernel OOM kill was counted: somebody sent it)"
         return text

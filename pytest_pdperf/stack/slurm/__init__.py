@@ -1,0 +1,1 @@
+"""Starts the roles of a stack as steps of a Slurm job."""
