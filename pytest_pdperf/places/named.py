@@ -26,6 +26,9 @@ LAUNCHING = (
     "gpu_wait",
     "gpu_inventory",
     "overlap_start",
+    "launcher",
+    "slurm_arg",
+    "slurm_gres",
 )
 """Options about bringing engines up, which say nothing where none is brought up."""
 
