@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pytest_pdperf.engines.base import Command, Instance, Programs
 from pytest_pdperf.engines.installed import version_of
+from pytest_pdperf.engines.known_flags import refuse_unknown, sources
 from pytest_pdperf.engines.ucx import UCX_ENV, UCX_READ_BACK
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import FlagValue, Role, Topology
@@ -72,6 +73,9 @@ _FOREIGN = {
     "async_scheduling": "disable_overlap_schedule",
 }
 """vLLM's arguments that no single value of SGLang's replaces -> what to write instead."""
+
+_WRITTEN_FOR = "sglang 0.5.17"
+_FLAG_SOURCES = ("sglang/srt/server_args.py",)
 
 _BACKENDS = ("nixl", "mooncake")
 
@@ -239,6 +243,16 @@ class Sglang:
             if instance.role is Role.PREFILL:
                 argv += ["--disaggregation-bootstrap-port", str(instance.ports.bootstrap)]
         argv += flags(sglang_args({k: v for k, v in instance.args.items() if k != "enable_metrics"}))
+        start = start_of(programs)
+        refuse_unknown(
+            sources(Path(start[0]) if start else None, _FLAG_SOURCES),
+            argv,
+            [SAME_MEANING.get(key, key) for key in _normal(instance.args)],
+            place=f"arguments of {instance.id}: ",
+            engine=f"sglang {self.version(programs)}",
+            written_for=_WRITTEN_FOR,
+            help="python -m sglang.launch_server --help",
+        )
         return Command(tuple(argv), _environment(instance))
 
     def stage(self, line: str) -> str | None:

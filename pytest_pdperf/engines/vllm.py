@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pytest_pdperf.engines.base import Command, Instance, Programs
 from pytest_pdperf.engines.installed import version_of
+from pytest_pdperf.engines.known_flags import has_word, refuse_unknown, sources
 from pytest_pdperf.engines.ucx import UCX_ENV, UCX_READ_BACK
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import FlagValue, KvTransfer, Role, Topology
@@ -27,6 +28,10 @@ _PARALLEL = frozenset({"data_parallel_size", "pipeline_parallel_size"})
 """Arguments that would take GPUs which placement does not hand out."""
 
 _CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector", "example": "ExampleConnector"}
+
+_WRITTEN_FOR = "vllm 0.26 to 0.32"
+_FLAG_SOURCES = ("vllm/engine/arg_utils.py", "vllm/entrypoints/**/cli_args.py")
+_CONNECTOR_SOURCES = ("vllm/distributed/kv_transfer/kv_connector/factory.py",)
 
 _PROTOCOLS = {"tcp": "tcp", "rdma": "rdma"}
 """Transport -> what Mooncake is asked for; without RDMA hardware it takes TCP and says so in its log only."""
@@ -184,6 +189,13 @@ class Vllm:
                         "but on a CPU vLLM runs with 1 only; choose a topology without tensor parallelism"
                     )
         kv = topology.kv_transfer
+        if kv is not None:
+            files = sources(programs.find("vllm"), _CONNECTOR_SOURCES)
+            if not has_word(files, name := _CONNECTORS[kv.connector]):
+                raise UsageProblem(
+                    f"{topology.name}: kv_transfer.connector is {kv.connector!r}, but vllm {self.version(programs)} "
+                    f"has no {name}; this suite is written for {_WRITTEN_FOR}: install one of those (--engine-env)"
+                )
         if cpu and kv is not None and kv.transport not in ("auto", "tcp"):
             raise UsageProblem(
                 f"{topology.name}: kv_transfer.transport is {kv.transport!r}, but on a CPU only 'auto' "
@@ -220,6 +232,15 @@ class Vllm:
         argv += flags(args)
         if config:
             argv += ["--kv-transfer-config", json.dumps(config, sort_keys=True, separators=(",", ":"))]
+        refuse_unknown(
+            sources(program, _FLAG_SOURCES),
+            argv,
+            _normal(instance.args),
+            place=f"arguments of {instance.id}: ",
+            engine=f"vllm {self.version(programs)}",
+            written_for=_WRITTEN_FOR,
+            help="vllm serve --help=all",
+        )
         return Command(tuple(argv), self._environment(instance, cpu=cpu))
 
     def _environment(self, instance: Instance, *, cpu: bool) -> dict[str, str | None]:

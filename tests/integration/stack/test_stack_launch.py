@@ -14,15 +14,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pytest_pdperf.engines.registry import get_engine
 from pytest_pdperf.errors import BringUpError, RoleDied, UsageProblem
-from pytest_pdperf.spec.topology import Topology
+from pytest_pdperf.spec.topology import KvTransfer, Topology
 from pytest_pdperf.stack import procfs
 from pytest_pdperf.stack.greedy import ProbeError, probe
 from pytest_pdperf.stack.launch import Stack, launch
 from pytest_pdperf.stack.logs import read_lines
-from pytest_pdperf.stack.plan import LaunchPlan
+from pytest_pdperf.stack.plan import LaunchPlan, plan_launch
 from pytest_pdperf.stack.ports import PortRegistry
-from tests.integration.stack.stack_fakes import FakeRouter, plan, topology
+from tests.integration.stack.stack_fakes import PROGRAMS, FakeRouter, plan, topology
 
 DEADLINE_S = 60.0
 needs_router = pytest.mark.skipif(
@@ -178,6 +179,33 @@ def test_who_took_the_port_is_named(house: House) -> None:
         error = house.fails(planned)
     assert error.reason.startswith("decode-0: a port was taken: OSError: [Errno 98] Address already in use")
     assert f"http port {planned.instances[1].ports.http} is held by pid {os.getpid()} (" in error.reason
+
+
+@pytest.mark.parametrize(("engine", "connector"), [("sim", "mooncake"), ("sim-sglang", "nixl")])
+def test_a_stale_bootstrap_server_is_told_by_its_port(engine: str, connector: str, house: House) -> None:
+    """It took the port between the plan and the start: before that the port would not have been chosen."""
+    top = topology()
+    kv = KvTransfer.model_validate({"connector": connector})
+    planned = plan_launch(
+        top.model_copy(update={"kv_transfer": kv}),
+        get_engine(engine),
+        FakeRouter(),
+        placement={},
+        model="fast",
+        served_model="m",
+        programs=PROGRAMS,
+        log_dir=house.folder / "stale",
+        run_id=house.run_id,
+        ports=house.ports,
+    )
+    with socket.socket() as stale:
+        stale.bind(("127.0.0.1", planned.instances[0].ports.bootstrap))
+        stale.listen()
+        error = house.fails(planned)
+    port = planned.instances[0].ports.bootstrap
+    assert error.reason.startswith("prefill-0")
+    assert "address already in use" in error.reason
+    assert f"bootstrap port {port} is held by pid {os.getpid()} (" in error.reason
 
 
 def test_a_missing_program_is_named(house: House) -> None:
