@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_pdperf.stack.ports import port_state
 from tests.integration.plugin_runs import measured_run
 
 ROOT = Path(__file__).parents[3]
@@ -107,6 +108,62 @@ def test_a_plan_for_eight_gpus_shows_placement_and_memory(project: pytest.Pytest
             "nothing was started (--plan)",
         ]
     )
+
+
+FIRST = "first-measurement,first-measurement-aggregated"
+
+
+def test_the_first_measurement_is_planned_as_it_was_taken(project: pytest.Pytester) -> None:
+    """SGLang, four GPUs a role on the two NUMA nodes, the router on port 8000, with the control on the same GPUs."""
+    if port_state(8000) == "busy":
+        pytest.skip("port 8000 is in use on this machine")
+    result = plan(project, "--plan", "--gpus", "0-7", "--topology", FIRST, "--workload", "first-measurement")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "first-measurement: pd, engine sglang, * url http://127.0.0.1:8000",
+            "*--tp-size 4*--numa-node 0 0 0 0*--disaggregation-mode prefill*",
+            "*CUDA_VISIBLE_DEVICES=0,1,2,3*",
+            "*--tp-size 4*--numa-node 1 1 1 1*--disaggregation-mode decode*",
+            "*CUDA_VISIBLE_DEVICES=4,5,6,7*",
+            "*router sglang_router: http 8000*",
+        ]
+    )
+    result.stdout.fnmatch_lines(
+        [
+            "first-measurement-aggregated: aggregated, engine sglang, * url http://127.0.0.1:8000",
+            "*--tp-size 4*",
+            "*CUDA_VISIBLE_DEVICES=0,1,2,3*",
+            "*--tp-size 4*",
+            "*CUDA_VISIBLE_DEVICES=4,5,6,7*",
+            "*router sglang_router: http 8000*",
+        ]
+    )
+    cells = [f"in256-out256-c{c}" for c in (1, 8, 16)]
+    assert all(cell in result.stdout.str() for cell in cells)
+
+
+def test_the_first_measurement_runs_on_simulated_engines_with_its_control(project: pytest.Pytester) -> None:
+    """The shipped files but for the port, which another process of this machine may have."""
+    for name in FIRST.split(","):
+        text = (ROOT / "fixtures" / "topologies" / f"{name}.yaml").read_text()
+        assert "router: {port: 8000}\n" in text
+        path = project.path / "fixtures" / "topologies" / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text.replace("router: {port: 8000}\n", ""))
+    result = measured_run(
+        project,
+        *("--engine", "sim-sglang", "--gpu-inventory", str(INVENTORY), "--gpus", "0-7", "--topology", FIRST),
+        *("--workload", "first-measurement", "-k", "c8", "-p", "no:cacheprovider"),
+        timeout=240,
+    )
+    result.assert_outcomes(passed=2, deselected=4)
+    result.stdout.fnmatch_lines(["*in256-out256-c8*first-measurement *24/24*"])
+    cells = [json.loads(path.read_text()) for path in project.path.rglob("cells/*.json")]
+    assert {cell["topology"]: cell["evidence"] for cell in cells} == {
+        "first-measurement": "proven",
+        "first-measurement-aggregated": "not_applicable",
+    }
 
 
 def test_a_model_that_does_not_fit_is_refused_before_anything_starts(project: pytest.Pytester) -> None:
