@@ -241,6 +241,10 @@ class Breaking:
                 self.problem(f"not recovered within {limit_s:g} s: {last}")
                 return
         self.report.recovered_s = max(0.0, streak[0].sent_s - began)
+        # A router that still reports itself unwell would be taken for dead by whoever uses the stack next.
+        hangs = self.stack.hangs
+        if hangs is not None:
+            self.wait(lambda: not hangs.hangs(), "router and engines report themselves healthy", limit_s)
 
     def clean(self, *, fresh: Sequence[str] = ()) -> None:
         """Every engine must be idle, its KV usage as before; `fresh` are engines that started anew.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .exposition import Snapshot, Unknown
 from .names import Quantity
-from .readings import kv_block_share, level
-from .scrape import scrape
+from .readings import LOOKS, kv_block_share, level
+from .scrape import Scraper
 
 IDLE_SLACK = 0.01
 """KV usage may be this much above its idle level when the engine does not say how large a block is."""
@@ -71,20 +72,41 @@ def wait_drained(
     before: Mapping[str, Snapshot | Unknown] | None = None,
     poll_s: float = 0.25,
     scrape_timeout_s: float = 5.0,
-    scraper: Scrape = scrape,
+    scraper: Scrape | None = None,
 ) -> Drain:
     """Look until every engine is idle, at most `timeout_s`; with `before`, KV usage has to return as well.
 
     Two idle looks in a row are needed: engines update their gauges once a step. `unknown` means that at the
-    deadline at least one engine could not be judged and none was seen busy. The last look gets its full
-    `scrape_timeout_s` too, by which the whole may be late: its pages are the evidence of the cell.
+    deadline at least one engine could not be judged and none was seen busy. Looks read the gauges only; at the end
+    whole pages are read, which get their full `scrape_timeout_s` too: they are the evidence of the cell.
     """
     if not urls:
         return Drain("unknown", None, reasons=("no engine could be asked",))
+    with ExitStack() as exits:
+        if scraper is None:
+            kept = exits.enter_context(Scraper(urls))
+            look: Scrape = lambda _, seconds: kept.read(seconds, only=LOOKS)  # noqa: E731
+            whole: Scrape | None = lambda _, seconds: kept.read(seconds)  # noqa: E731
+        else:
+            look, whole = scraper, None
+        drain = _wait(urls, timeout_s, clock, sleep, before, poll_s, scrape_timeout_s, look)
+        return drain if whole is None else replace(drain, snapshots=whole(urls, scrape_timeout_s))
+
+
+def _wait(
+    urls: Mapping[str, str],
+    timeout_s: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+    before: Mapping[str, Snapshot | Unknown] | None,
+    poll_s: float,
+    scrape_timeout_s: float,
+    look: Scrape,
+) -> Drain:
     start = clock()
     idle_looks = 0
     while True:
-        pages = scraper(urls, scrape_timeout_s)
+        pages = look(urls, scrape_timeout_s)
         idle_pages = before or {}
         states = {name: busy_reason(pages[name], idle_pages.get(name)) for name in urls}
         idle_looks = idle_looks + 1 if all(state is None for state in states.values()) else 0

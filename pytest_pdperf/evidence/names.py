@@ -57,6 +57,8 @@ class Quantity(StrEnum):
     QUEUE_SECONDS = "queue_seconds"
     PREFILL_SECONDS = "prefill_seconds"
     DECODE_SECONDS = "decode_seconds"
+    INTER_TOKEN_SECONDS = "inter_token_seconds"
+    """From one token of a request to its next, as the engine times it."""
     INFERENCE_SECONDS = "inference_seconds"
     TTFT_SECONDS = "ttft_seconds"
     E2E_SECONDS = "e2e_seconds"
@@ -206,6 +208,11 @@ FORMS: Mapping[Quantity, tuple[Form, ...]] = {
         _stage("prefill_forward"),
     ),
     Quantity.DECODE_SECONDS: (_vllm("request_decode_time_seconds", "histogram", "sum"),),
+    Quantity.INTER_TOKEN_SECONDS: (
+        _vllm("inter_token_latency_seconds", "histogram", "sum"),
+        _vllm("time_per_output_token_seconds", "histogram", "sum", seen_in="removed after 0.12"),
+        _sglang("inter_token_latency_seconds", "histogram", "sum"),
+    ),
     Quantity.INFERENCE_SECONDS: (_vllm("request_inference_time_seconds", "histogram", "sum"),),
     Quantity.TTFT_SECONDS: (
         _vllm("time_to_first_token_seconds", "histogram", "sum"),

@@ -93,6 +93,17 @@ def observations(before: Snapshot, after: Snapshot, quantity: Quantity) -> Histo
     )
 
 
+LOOKS = frozenset(
+    (
+        *(form.metric for q in (Quantity.RUNNING, Quantity.WAITING, Quantity.KV_USAGE) for form in FORMS[q]),
+        *EXTRA_QUEUES,
+        "vllm:cache_config_info",
+        "sglang:num_pages",
+    )
+)
+"""Series that tell whether an engine is idle: all that a look every second needs of a page."""
+
+
 def kv_block_share(snapshot: Snapshot) -> float | None:
     """Share of the KV cache that one block takes (0..1), or None when the page does not tell."""
     for row in snapshot.select("vllm:cache_config_info"):

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import httpx
 
+from pytest_pdperf.engines.base import Command
 from pytest_pdperf.errors import BringUpError, RoleDied
 from pytest_pdperf.stack import pairs
 from pytest_pdperf.stack.greedy import client
@@ -130,12 +131,14 @@ class Stack:
         id: str,
         *,
         deadline_s: float,
+        command: Command | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> float:
-        """Start an engine again on its own ports, after it has died; seconds until it serves the model.
+        """Start an engine again on its own ports, dead or not; seconds until it serves the model.
 
-        The rest of the stack goes on. Raises BringUpError when it dies again or is not up at `deadline_s`.
+        The rest of the stack goes on. `command` replaces the one that it was started with. Raises BringUpError when
+        it dies again or is not up at `deadline_s`.
         """
         began = clock()
         old = self.processes[id]
@@ -145,7 +148,7 @@ class Stack:
         log = self.plan.log_dir / f"{id}-again-{number}.log"
         cpus = self.plan.cpus.get(id, ())
         process = self.plan.launcher.start(
-            id, self.plan.commands[id], log=log, run_id=self.plan.run_id, cpus=cpus
+            id, command or self.plan.commands[id], log=log, run_id=self.plan.run_id, cpus=cpus
         )
         self.processes[id] = process
         url = self.role_urls[id]

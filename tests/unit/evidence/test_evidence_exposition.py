@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_pdperf.evidence.exposition import Snapshot, Unknown, parse_exposition
+from pytest_pdperf.evidence import exposition
+from pytest_pdperf.evidence.deltas import _counts
+from pytest_pdperf.evidence.exposition import MAX_PAGE_BYTES, Snapshot, Unknown, parse_exposition
 
 PAGE = """# HELP vllm:request_success_total Count of requests.
 # TYPE vllm:request_success_total counter
@@ -30,8 +33,8 @@ def snapshot(text: str) -> Snapshot:
     return page
 
 
-def reason(text: str | bytes, **limits: int) -> str:
-    page = parse_exposition(text, **limits)
+def reason(text: str | bytes, max_bytes: int = MAX_PAGE_BYTES) -> str:
+    page = parse_exposition(text, max_bytes=max_bytes)
     assert isinstance(page, Unknown), page
     return page.reason
 
@@ -109,3 +112,80 @@ def test_a_cut_page_never_counts_differently(cut: int) -> None:
 def test_no_input_raises(text: str | bytes) -> None:
     page = parse_exposition(text)
     assert isinstance(page, Snapshot) or page.reason
+
+
+REAL = sorted((Path(__file__).parents[2] / "data" / "evidence").glob("*.prom"))
+
+
+def plain(page: Snapshot) -> dict[str, dict[exposition.Labels, str]]:
+    """Values as text, because NaN is not equal to itself."""
+    return {name: {row.labels: repr(row.value) for row in rows} for name, rows in page.series.items()}
+
+
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+def test_the_quick_reader_sees_in_pages_of_engines_what_the_library_sees(path: Path) -> None:
+    text = path.read_text()
+    quick, slow = exposition._plain(text, None), exposition._collect(text, None)
+    assert quick is not None and isinstance(slow, Snapshot)
+    assert plain(quick) == plain(slow)
+    assert dict(quick.types) == dict(slow.types)
+
+
+LINES = st.sampled_from(
+    [
+        *(
+            "# TYPE a counter",
+            "# TYPE a gauge",
+            "# TYPE a_total counter",
+            "# TYPE h histogram",
+            "# HELP a text",
+        ),
+        *(
+            "a 1",
+            "a_total 2",
+            'a{x="1"} 3',
+            'a{x="1",} 4',
+            'a{x="2", y="z"} 5',
+            'a{x="q\\"}"} 6',
+            "a NaN",
+            "a 1_0",
+        ),
+        *(
+            'h_bucket{le="1"} 1',
+            "h_count 1",
+            "h_sum 0.5",
+            "a 1 1795965966000",
+            "a  7",
+            "a +Inf",
+            "a{} 8",
+            "a",
+            "<p>",
+        ),
+        *("# TYPE u untyped", "u 1", 'a{x="1",x="2"} 9', " a 1", "a 0x10", "# EOF", "", "a 1e3", "a -2.5E-3"),
+    ]
+)
+
+
+@given(st.lists(LINES, min_size=1, max_size=6))
+def test_the_quick_reader_agrees_with_the_library_or_leaves_the_page_to_it(lines: list[str]) -> None:
+    text = "\n".join(lines) + "\n"
+    quick = exposition._plain(text, None)
+    if quick is not None:
+        slow = exposition._collect(text, None)
+        assert isinstance(slow, Snapshot), slow
+        assert plain(quick) == plain(slow)
+        # Types of families without a sample may differ: nobody can ask for them.
+        assert {n for n in quick.series if _counts(n, quick)} == {n for n in slow.series if _counts(n, slow)}
+
+
+def test_a_look_keeps_the_series_that_it_wants_and_says_the_same_of_bad_pages() -> None:
+    page = parse_exposition(PAGE, only={"vllm:kv_cache_usage_perc"})
+    assert isinstance(page, Snapshot)
+    assert list(page.series) == ["vllm:kv_cache_usage_perc"]
+    assert page.types["vllm:kv_cache_usage_perc"] == "gauge"
+    other = parse_exposition(PAGE, only={"sglang:token_usage"})
+    assert isinstance(other, Snapshot), "a page without any of them is kept whole: it may be a renamed one"
+    assert other.has("vllm:kv_cache_usage_perc")
+    cut = parse_exposition(PAGE[:-3], only={"vllm:kv_cache_usage_perc"})
+    assert isinstance(cut, Unknown)
+    assert "cut off" in cut.reason

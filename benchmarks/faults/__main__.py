@@ -1,0 +1,5 @@
+"""`python -m benchmarks.faults`."""
+
+from benchmarks.faults.study import main
+
+raise SystemExit(main())
