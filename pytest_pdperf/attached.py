@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,9 @@ from .measuring import Measuring, TopologyLaunch
 from .narrating import Narrator
 from .options import Settings
 from .places.deployment import Deployment, look
+from .places.found import named_in, notes_of
 from .places.greeting import Greeting, greet
+from .places.named import topology_of
 from .probing import prompt_vocabulary
 from .provenance import Hardware, LaunchRecord
 from .spec.topology import Kind
@@ -36,8 +38,9 @@ from .stack.hangs import HangWatch
 class AttachedStack:
     """A deployment of somebody else's, watched for hangs from here."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, happened: Callable[[], Mapping[str, str]] = dict) -> None:
         self.deployment = deployment
+        self._happened = happened
         self._hangs = HangWatch(deployment.watchable, access=deployment.named.access)
         self._hangs.start()
 
@@ -58,6 +61,8 @@ class AttachedStack:
 
     def check(self) -> None:
         """Raise RoleDied when the target or a named engine that answered before is silent."""
+        for instance, text in self._happened().items():
+            raise RoleDied(instance, text)
         silent = self._hangs.hangs()
         if silent:
             worst = max(silent, key=lambda hang: hang.silent_s)
@@ -81,6 +86,7 @@ class AttachedBench(Measuring):
         self._greeting: Greeting | None = None
         self._stack: AttachedStack | None = None
         self._environment: Environment | None = None
+        self._cluster = inputs.cluster
 
     @property
     def _key_variable(self) -> str | None:
@@ -93,7 +99,11 @@ class AttachedBench(Measuring):
         self._selected = tuple(launches)
         if launches and not self._settings["plan"]:
             self._greeting = greet(self._deployment)
-            self.problems += self._deployment.notes
+            self.problems += self._notes()
+
+    def _notes(self) -> tuple[str, ...]:
+        pods = notes_of(self._cluster, self._deployment.named) if self._cluster is not None else ()
+        return (*self._deployment.notes, *pods)
 
     def describe(self) -> list[str]:
         """Lines for `--plan`: what would be measured through which addresses."""
@@ -107,7 +117,8 @@ class AttachedBench(Measuring):
                 f"API key: {named.access.key_env or 'none'})",
                 *(f"  {name} {url}" for name, url in named.urls.items()),
                 *(f"  router {url}" for url in named.routers),
-                *(f"  {note}" for note in self._deployment.notes),
+                *(f"  {name}: {text}" for name, text in self._pods().items()),
+                *(f"  {note}" for note in self._notes()),
             ]
         return [*lines, *explain(self._inputs.workload.cells, self._processes)]
 
@@ -127,10 +138,13 @@ class AttachedBench(Measuring):
                 self._look_again()
         elif self._greeting is None:
             self._look_again()
-        self._stack = AttachedStack(self._deployment)
-        self._watch = StackWatch(
-            watched_of(self._deployment, self.launch), _instruments(self._deployment, self.launch)
-        )
+        happened = self._cluster.happened if self._cluster is not None else dict
+        self._stack = AttachedStack(self._deployment, happened)
+        watched = watched_of(self._deployment, self.launch)
+        if self._cluster is not None:
+            logs = self._cluster.follow_logs(self._folder / "logs" / self.launch.id)
+            watched = replace(watched, logs=logs)
+        self._watch = StackWatch(watched, _instruments(self._deployment, self.launch))
         self._environment = self._read_environment()
         line = f"{self.launch.id} attached at {self._deployment.named.url}"
         self.launch_lines.append(line)
@@ -139,7 +153,11 @@ class AttachedBench(Measuring):
 
     def _look_again(self) -> None:
         try:
-            found = look(self._deployment.named, (self._deployment.model,))
+            named = self._deployment.named
+            if self._cluster is not None:
+                named = named_in(self._cluster, self._settings)
+                topology_of(named, self.launch.topology)
+            found = look(named, (self._deployment.model,))
             self._deployment = replace(found, engine=self._deployment.engine)
             self._greeting = greet(self._deployment)
         except UsageProblem as problem:
@@ -152,14 +170,27 @@ class AttachedBench(Measuring):
             stack.close()
 
     def close(self) -> None:
-        """The same."""
+        """The same, and end every port-forward."""
         self.take_down()
+        if self._cluster is not None:
+            self._cluster.close()
+            self.problems += self._cluster.problems
+            self._cluster.problems = []
 
     # -- one cell ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
         assert self._stack is not None, "nothing is attached"
         self._stack.check()
+
+    def _disturbances(self) -> tuple[str, ...]:
+        return self._cluster.look() if self._cluster is not None else ()
+
+    def _pods(self) -> dict[str, str]:
+        if self._cluster is None:
+            return {}
+        products = self._cluster.products
+        return {pod.id: pod.describe(products.get(pod.node, "")) for pod in self._cluster.pods}
 
     def _processes(self, cell: Cell) -> Processes:
         cores = min(MOST, len(os.sched_getaffinity(0)))
@@ -240,6 +271,7 @@ class AttachedBench(Measuring):
                 "hardware": named.hardware or "unknown",
                 "tls": named.access.describe(named.url),
                 **named.urls,
+                **{f"pod of {name}": text for name, text in self._pods().items()},
                 **{f"router-{number}": url for number, url in enumerate(named.routers)},
             },
         )

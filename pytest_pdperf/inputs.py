@@ -20,7 +20,9 @@ from .gpus.inventory import Inventory, load_recorded
 from .measure.table import METRICS
 from .options import BY_NAME, Settings
 from .places.deployment import Deployment, look
-from .places.named import read_named, topology_of, without_target
+from .places.found import named_in
+from .places.kubernetes import Cluster, read_wanted
+from .places.named import read_named, topology_of, without_k8s, without_target
 from .routers.base import Router
 from .routers.registry import get_router
 from .spec.fit import misfit
@@ -56,7 +58,9 @@ class Inputs:
     recorded: Inventory | None = None
     """The GPUs of `--gpu-inventory`, which are not there; None when the driver is to be asked."""
     deployment: Deployment | None = None
-    """What `--target` leads to; None where the run launches its own."""
+    """What `--target` or `--k8s` leads to; None where the run launches its own."""
+    cluster: Cluster | None = None
+    """Where `--k8s` found it. Holds port-forwards until it is closed."""
 
     @property
     def measured_gpus(self) -> GpuRequest | None:
@@ -77,6 +81,14 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
     folders = [
         folder for folder in (root / settings["pdperf_fixtures"], shipped_fixtures()) if folder.is_dir()
     ]
+    if settings["k8s"]:
+        cluster = Cluster(read_wanted(settings))
+        try:
+            return _attached_inputs(settings, folders, cluster)
+        except BaseException:
+            cluster.close()
+            raise
+    without_k8s(settings)
     if settings["target"]:
         return _attached_inputs(settings, folders)
     without_target(settings)
@@ -122,9 +134,9 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
     )
 
 
-def _attached_inputs(settings: Settings, folders: Sequence[Path]) -> Inputs:
+def _attached_inputs(settings: Settings, folders: Sequence[Path], cluster: Cluster | None = None) -> Inputs:
     """Inputs of a run that launches nothing. Asks the target, but sends it no request for tokens."""
-    named = read_named(settings)
+    named = named_in(cluster, settings) if cluster is not None else read_named(settings)
     names = _names(settings["topology"], "--topology") if "topology" in settings.given else []
     if len(names) > 1:
         raise UsageProblem(f"--topology {settings['topology']}: a deployment behind --target is one topology")
@@ -153,6 +165,7 @@ def _attached_inputs(settings: Settings, folders: Sequence[Path]) -> Inputs:
         engine_args={},
         role_args={},
         deployment=deployment,
+        cluster=cluster,
     )
 
 

@@ -5,12 +5,12 @@ Imports nothing heavy: pytest loads it at every start, also for projects that ne
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .errors import UsageProblem
+from .option_values import count_or_auto, gres_name, positive_count, positive_seconds, seconds, two_topologies
 
 HOW_TO_RUN = (
     "performance suite: run it with --gpus LIST, or with --engine sim for simulated engines, "
@@ -60,57 +60,6 @@ class Option:
             notes.append(f"default: {self.default}")
         notes.append(f"ini: {self.ini}")
         return f"{self.help} ({'; '.join(notes)})"
-
-
-def seconds(text: str) -> float:
-    """A duration in seconds, with an optional unit: `0`, `90`, `90s`, `45m`, `2h`. Raises ValueError."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    factor = units.get(text[-1:].lower())
-    value = float(text[:-1]) * factor if factor else float(text)
-    if not 0 <= value < 1e7:
-        raise ValueError("must be 0 or more")
-    return value
-
-
-def positive_seconds(text: str) -> float:
-    """The same, but not 0. Raises ValueError."""
-    value = seconds(text)
-    if value == 0:
-        raise ValueError("must be more than 0")
-    return value
-
-
-def positive_count(text: str) -> int:
-    """A whole number of at least 1. Raises ValueError."""
-    value = int(text)
-    if value < 1:
-        raise ValueError("must be at least 1")
-    return value
-
-
-def count_or_auto(text: str) -> int | None:
-    """A whole number from 1 to 64, or `auto`, which is None. Raises ValueError."""
-    if text == "auto":
-        return None
-    value = int(text)
-    if not 1 <= value <= 64:
-        raise ValueError("must be auto or a number from 1 to 64")
-    return value
-
-
-def gres_name(text: str) -> str:
-    """`gpu` or `gpu:TYPE`, without a count. Raises ValueError."""
-    if not re.fullmatch(r"[A-Za-z_]\w*(:[A-Za-z_][\w.-]*)?", text):
-        raise ValueError("want a name such as gpu or gpu:h100; the topology decides how many")
-    return text
-
-
-def two_topologies(text: str) -> tuple[str, str]:
-    """`A:B` as a pair of different names. Raises ValueError."""
-    first, separator, second = (part.strip() for part in text.partition(":"))
-    if not separator or not first or not second or first == second:
-        raise ValueError("want two topologies, such as pd-1p2d:aggregated-3x")
-    return first, second
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -190,6 +139,25 @@ OPTIONS: tuple[Option, ...] = (
         default="gpu",
         parse=gres_name,
     ),
+    Option(
+        "k8s",
+        "measure what runs in this namespace of a Kubernetes cluster, found by --k8s-selector, and launch nothing",
+        metavar="NAMESPACE",
+        starts_suite=True,
+    ),
+    Option(
+        "k8s_selector",
+        "labels of a role's pods: prefill|decode|server|router=KEY=VALUE,...; once for each role",
+        metavar="ROLE=LABELS",
+        kind="list",
+    ),
+    Option(
+        "k8s_port",
+        "port on which a role's pods serve requests and metrics (default: the one that the pod spec declares)",
+        metavar="ROLE=PORT",
+        kind="list",
+    ),
+    Option("k8s_context", "context of the kubeconfig (default: its current one)", metavar="NAME"),
     Option(
         "topology",
         "comma-separated topologies: names of the shipped or your own files, or paths to YAML files",

@@ -61,21 +61,31 @@ class Named:
         return sum(own is role for own in self.roles.values())
 
 
-def read_named(settings: Settings, environ: Mapping[str, str] | None = None) -> Named:
-    """The `--target...` options. Raises UsageProblem for what contradicts itself or cannot be an address."""
+def read_named(
+    settings: Settings,
+    environ: Mapping[str, str] | None = None,
+    *,
+    target: str | None = None,
+    roles: Sequence[str] = (),
+) -> Named:
+    """The `--target...` options; `target` and `roles` are for those who find addresses in another way.
+
+    Raises UsageProblem for what contradicts itself or cannot be an address.
+    """
     for name in LAUNCHING:
         if name in settings.given:
             flag = BY_NAME[name].flag
+            place = "--k8s" if settings["k8s"] else "--target"
             raise UsageProblem(
-                f"{flag} is about engines to bring up, --target brings none up; drop one of them"
+                f"{flag} is about engines to bring up, {place} brings none up; drop one of them"
             )
     if settings["launches"] != 1:
         raise UsageProblem(
             "--launches: a deployment behind --target is one launch however often it is measured; deploy it again "
             "between runs instead"
         )
-    url = base_url(settings["target"], "--target")
-    engines, routers = _roles(settings["target_role"], url)
+    url = base_url(target or settings["target"], "--target")
+    engines, routers = _roles([*settings["target_role"], *roles], url)
     named = Named(
         url,
         engines,
@@ -96,6 +106,13 @@ def without_target(settings: Settings) -> None:
     for name in sorted(settings.given):
         if name.startswith("target_"):
             raise UsageProblem(f"{BY_NAME[name].flag} does nothing without --target URL")
+
+
+def without_k8s(settings: Settings) -> None:
+    """Raise UsageProblem for an option about a cluster when there is none."""
+    for name in sorted(settings.given):
+        if name.startswith("k8s_"):
+            raise UsageProblem(f"{BY_NAME[name].flag} does nothing without --k8s NAMESPACE")
 
 
 def base_url(text: str, place: str) -> str:

@@ -17,6 +17,7 @@ import yaml
 from pytest_pdperf.cli import build_parser
 from pytest_pdperf.gate.verdict import Verdict, VerdictRow
 from pytest_pdperf.options import BY_NAME, OPTIONS, resolve
+from pytest_pdperf.places.kubernetes import read_wanted
 from pytest_pdperf.places.named import read_named
 from pytest_pdperf.spec.loader import (
     available,
@@ -121,6 +122,9 @@ def test_pytest_commands_use_options_that_exist_and_values_that_parse(words: tup
         given[option.dest] = [*given.get(option.dest, []), value] if option.kind == "list" else value
     settings = resolve(given.get, lambda _: None)
     assert settings.active or "--collect-only" in words, "the command would skip the suite"
+    if settings["k8s"]:
+        read_wanted(settings)
+        return
     if settings["target"]:
         elsewhere = replace(settings, values={**settings.values, "target_ca": None})  # a file of the reader's
         read_named(elsewhere, {str(settings["target_api_key_env"]): "a-key"})
