@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.options import BY_NAME, OPTIONS, Settings, positive_count, positive_seconds, resolve
+from pytest_pdperf.option_values import positive_count, positive_seconds
+from pytest_pdperf.options import BY_NAME, OPTIONS, Settings, resolve
 
 
 def settings(command_line: dict[str, object] | None = None, ini: dict[str, object] | None = None) -> Settings:

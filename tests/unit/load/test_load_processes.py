@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pdperf.load.processes import Processes, explain, processes_for
-from pytest_pdperf.options import count_or_auto
+from pytest_pdperf.option_values import count_or_auto
 from pytest_pdperf.spec.workload import Arrival, Cell, ClosedLoop, OpenLoop, Stream, TraceReplay
 
 
