@@ -17,30 +17,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.client.clients import CLIENTS
+from benchmarks.client.environments import Built, build_all, reason, tokenizer
 from benchmarks.client.load import Load, Report
+from benchmarks.client.plan import LADDER, SECTIONS, SUSTAINED_MS, rung
 from benchmarks.client.score import Score, score
-from benchmarks.client.tools import TOOLS, run_tool
+from benchmarks.client.tables import COLUMNS, Table, header, print_table, write_markdown
+from benchmarks.client.tools import TITLES, TOOLS, ToolFailed, run_tool
+from scripts.cpu_vllm.build import BuildError
 
 ROOT = Path(__file__).resolve().parents[2]
-
-LOADS: dict[str, Load] = {
-    "16 x 50/s": Load(16, 32, 100, 50, 20),
-    "64 x 50/s": Load(64, 128, 100, 50, 20),
-    "64 x 50/s spread": Load(64, 128, 100, 50, 20, phases=64),
-    "256 x 10/s": Load(256, 512, 30, 50, 100),
-    "64 x 50/s, hog": Load(64, 128, 100, 50, 20, hog_ms=10),
-    "1000 x 5/s": Load(1000, 1000, 25, 300, 200, phases=1000),
-    "1000 x 10/s": Load(1000, 1000, 50, 300, 100, phases=1000),
-    "1000 x 20/s": Load(1000, 1000, 100, 300, 50, phases=1000),
-    "1000 x 25/s": Load(1000, 1000, 120, 300, 40, phases=1000),
-    "1000 x 30/s": Load(1000, 1000, 150, 300, 33.3, phases=1000),
-    "1000 x 20/s at once": Load(1000, 1000, 100, 300, 50),
-}
-DEFAULT = ["16 x 50/s", "64 x 50/s", "256 x 10/s", "64 x 50/s, hog"]
+PEERS = ("loops", *TOOLS)
+CLIENT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +42,21 @@ class Cores:
     client: int
 
 
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Who takes part, and from where."""
+
+    clients: tuple[str, ...]
+    """In-process clients by name, then programs."""
+    environments: Mapping[str, Path] = field(default_factory=dict)
+    tokenizer: str = ""
+
+    def python(self, client: str) -> str:
+        """Interpreter of an in-process client: the plain loops' own where it was built, else this one."""
+        folder = self.environments.get("loops") if client != "pdperf" else None
+        return str(folder / "bin" / "python") if folder else sys.executable
+
+
 def cores() -> Cores:
     """The first two cores that this process may use."""
     usable = sorted(os.sched_getaffinity(0))
@@ -58,13 +64,14 @@ def cores() -> Cores:
 
 
 @contextlib.contextmanager
-def null_server(folder: Path, core: int) -> Iterator[str]:
+def null_server(folder: Path, core: int, pace: Mapping[str, object]) -> Iterator[str]:
     """A null server for the length of a block; its truth lies in `truth.json` afterwards."""
     port_file, truth = folder / "port", folder / "truth.json"
     for stale in (port_file, truth):
         stale.unlink(missing_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.client.null_server", str(port_file), str(truth)], cwd=ROOT
+        [sys.executable, "-m", "benchmarks.client.null_server", str(port_file), str(truth), json.dumps(pace)],
+        cwd=ROOT,
     )
     os.sched_setaffinity(process.pid, {core})
     try:
@@ -79,49 +86,50 @@ def null_server(folder: Path, core: int) -> Iterator[str]:
         process.wait(60)
 
 
-def measure(
-    client: str, load: Load, folder: Path, where: Cores, tools: Mapping[str, Path], tokenizer: str
-) -> Score:
-    """One run of one client against a fresh server."""
+def measure(client: str, load: Load, folder: Path, where: Cores, taking_part: Field) -> Score:
+    """One run of one client against a fresh server. Raises ToolFailed."""
     out = folder / "report.json"
-    with null_server(folder, where.server) as url:
-        if client in tools:
+    with null_server(folder, where.server, load.pace) as url:
+        if client in TOOLS:
             with tempfile.TemporaryDirectory() as work:
-                report = run_tool(client, tools[client], url, load, tokenizer, Path(work), where.client)
+                env = taking_part.environments[client]
+                report = run_tool(client, env, url, load, taking_part.tokenizer, Path(work), where.client)
         else:
+            arguments = [client, url, json.dumps(asdict(load)), str(out)]
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "benchmarks.client.clients",
-                    client,
-                    url,
-                    json.dumps(asdict(load)),
-                    str(out),
-                ],
-                cwd=ROOT,
+                [taking_part.python(client), "-m", "benchmarks.client.clients", *arguments], cwd=ROOT
             )
             os.sched_setaffinity(process.pid, {where.client})
-            if process.wait(300):
-                raise SystemExit(f"client {client} failed")
+            try:
+                status = process.wait(CLIENT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise ToolFailed(f"did not end within {CLIENT_S:.0f} s") from None
+            if status:
+                raise ToolFailed(f"exit status {status}")
             report = Report.read(out)
     return score(load, report, json.loads((folder / "truth.json").read_text()))
 
 
-COLUMNS = (
-    ("event err p50", "event_p50", "{:.3f}"),
-    ("p99", "event_p99", "{:.2f}"),
-    ("max", "event_max", "{:.1f}"),
-    ("|TTFT err| p50", "ttft_p50", "{:.2f}"),
-    ("p99", "ttft_p99", "{:.2f}"),
-    ("ITL p99 err", "itl_p99_error", "{:+.1%}"),
-    ("lag p50", "lag_p50", "{:.3f}"),
-    ("p99", "lag_p99", "{:.2f}"),
-    ("max", "lag_max", "{:.1f}"),
-    ("us/event", "cpu_us_per_event", "{:.1f}"),
-    ("B/event", "bytes_per_event", "{:.0f}"),
-    ("merged", "merged_share", "{:.2%}"),
-)
+def compare(
+    name: str, load: Load, taking_part: Field, clients: list[str], rounds: int, programs: int, folder: Path
+) -> tuple[Table, dict[str, list[Score]]]:
+    """One table: every client in turn, `rounds` times, whole programs `programs` times."""
+    found: dict[str, list[Score]] = {client: [] for client in clients}
+    failed: dict[str, str] = {}
+    for number in range(max(rounds, programs)):
+        for client in clients:
+            if number < (programs if client in TOOLS else rounds) and client not in failed:
+                try:
+                    found[client].append(measure(client, load, folder, cores(), taking_part))
+                except (ToolFailed, ValueError) as problem:
+                    failed[client] = reason(str(problem))
+    true = [s.ttft_true_p50 for scores in found.values() for s in scores]
+    title = f"{name}: {load.events_per_s:,.0f} events/s"
+    title += f", true TTFT p50 {statistics.median(true):.2f} ms" if true else ""
+    rows = {TITLES.get(c, c): shown(s) if s else failed[c] for c, s in found.items()}
+    return Table(title, tuple(c[0] for c in COLUMNS), rows), found
 
 
 def shown(scores: list[Score]) -> list[str]:
@@ -133,63 +141,122 @@ def shown(scores: list[Score]) -> list[str]:
     return cells
 
 
+def climb(client: str, taking_part: Field, folder: Path) -> tuple[int, str]:
+    """Highest rung that a client sustains in one of two tries, and what ended the climb."""
+    best = 0
+    for rate in LADDER:
+        why = ""
+        for _ in range(2):
+            try:
+                found = measure(client, rung(rate), folder, cores(), taking_part)
+            except (ToolFailed, ValueError) as problem:
+                why = reason(str(problem))
+                continue
+            late = found.lag_p99 if found.lag_p99 is not None else found.event_p99
+            assert late is not None, "a client that reports no moments"
+            if late < SUSTAINED_MS:
+                break
+            why = f"{rate:,}/s: lag p99 {late:.1f} ms"
+        else:
+            return best, why
+        best = rate
+    return best, "no higher rate tried"
+
+
+def choose(options: argparse.Namespace, parser: argparse.ArgumentParser) -> tuple[Field, Built]:
+    """Clients and environments from the command line; builds what is missing."""
+    wanted = [n for n in options.peers.split(",") if n]
+    wanted = list(PEERS) if wanted == ["all"] else wanted
+    unknown = [n for n in wanted if n not in PEERS]
+    if unknown:
+        parser.error(f"no peer {unknown[0]!r}; known: {', '.join(PEERS)}, all")
+    built = build_all(wanted, options.torch_index)
+    environments, missing = dict(built.environments), dict(built.missing)
+    programs = [n for n in TOOLS if n in environments]
+    folder = ""
+    if programs:
+        try:
+            folder = str(tokenizer(environments[n] for n in programs))
+        except BuildError as problem:
+            missing |= dict.fromkeys(programs, f"no tokenizer: {reason(str(problem))}")
+            programs = []
+    clients = [c for c in options.clients.split(",") if c]
+    return Field((*clients, *programs), environments, folder), Built(environments, missing)
+
+
 def main() -> None:
     """Run the chosen loads and print a table each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.client", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2, help="of pdperf and the plain loops (default 2)")
+    parser.add_argument("--program-rounds", type=int, default=1, help="of whole programs (default 1)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of streaming in a run (default 4)")
     parser.add_argument("--clients", default=",".join(CLIENTS), help=f"of {', '.join(CLIENTS)}")
     parser.add_argument(
-        "--loads", default="", help="names, separated by ';'; `all`; default: " + "; ".join(DEFAULT)
+        "--loads", default="", help="names separated by ';' (default: all): " + "; ".join(SECTIONS)
     )
-    parser.add_argument("--json", type=Path, help="also write every score here")
     parser.add_argument(
-        "--tool",
-        action="append",
-        default=[],
-        metavar="NAME=ENVIRONMENT",
-        help=f"also run this program from its environment's bin/; NAME of {', '.join(TOOLS)}",
+        "--peers",
+        default="",
+        help=f"run these from environments of their own, built when missing: {', '.join(PEERS)}, or all",
     )
-    parser.add_argument("--tokenizer", default="", help="folder of a tokenizer, which the programs need")
+    parser.add_argument("--torch-index", metavar="URL", help="package index that serves CPU builds of torch")
+    parser.add_argument("--no-ladder", action="store_true", help="do not look for the highest sustained rate")
+    parser.add_argument("--build-only", action="store_true", help="build the environments and stop")
+    parser.add_argument("--json", type=Path, help="also write every score here")
+    parser.add_argument("--markdown", type=Path, help="also write the tables here")
     options = parser.parse_args()
-    tools = {name: Path(env).resolve() for name, _, env in (item.partition("=") for item in options.tool)}
-    if tools and not options.tokenizer:
-        parser.error("--tool needs --tokenizer FOLDER")
-    names = list(LOADS) if options.loads == "all" else [n for n in options.loads.split(";") if n] or DEFAULT
-    clients = options.clients.split(",")
-    kinds = (("load", names, [*LOADS]), ("client", clients, [*CLIENTS]), ("tool", [*tools], [*TOOLS]))
-    for kind, asked, known in kinds:
+    names = [n for n in options.loads.split(";") if n] or list(SECTIONS)
+    for kind, asked, known in (
+        ("load", names, [*SECTIONS]),
+        ("client", [c for c in options.clients.split(",") if c], [*CLIENTS]),
+    ):
         unknown = [name for name in asked if name not in known]
         if unknown:
             parser.error(f"no {kind} {unknown[0]!r}; known: {'; '.join(known)}")
-    clients += tools
-    where = cores()
-    print(f"server on core {where.server}, client on core {where.client}, {options.rounds} rounds, medians\n")
+    taking_part, built = choose(options, parser)
+    for name, why in built.missing.items():
+        print(f"{TITLES.get(name, name)} cannot be compared: {why}")
+    if options.build_only:
+        raise SystemExit(1 if built.missing else 0)
+    began = time.monotonic()
+    lines = header(taking_part.environments, options.rounds, options.program_rounds, options.seconds)
+    print("\n".join(lines) + "\n", flush=True)
+    tables: list[Table] = []
     everything: dict[str, dict[str, list[Score]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            load = LOADS[name]
-            found: dict[str, list[Score]] = {client: [] for client in clients}
-            for _ in range(options.rounds):
-                for client in clients:
-                    found[client].append(measure(client, load, Path(folder), where, tools, options.tokenizer))
-            everything[name] = found
-            true = found[clients[0]][0].ttft_true_p50
-            print(f"{name}: {load.events_per_s:,.0f} events/s, true TTFT p50 {true:.2f} ms")
-            table([["client", *(c[0] for c in COLUMNS)], *([c, *shown(s)] for c, s in found.items())])
+            section = SECTIONS[name]
+            clients = [
+                c
+                for c in taking_part.clients
+                if c == "pdperf" or section.who == "all" or (section.who == "loops" and c not in TOOLS)
+            ]
+            load = section.load.lasting(options.seconds)
+            table, everything[name] = compare(
+                name, load, taking_part, clients, options.rounds, options.program_rounds, Path(folder)
+            )
+            if section.who == "all":
+                table.rows.update({TITLES.get(n, n): why for n, why in built.missing.items()})
+            tables.append(table)
+            print_table(table)
+        if not options.no_ladder:
+            rows: dict[str, list[str] | str] = {}
+            for client in taking_part.clients:
+                if client not in TOOLS:
+                    best, why = climb(client, taking_part, Path(folder))
+                    rows[client] = [f"{best:,}", why]
+            title = f"highest rate with 99 % of the events read within {SUSTAINED_MS:g} ms, streams of 20/s"
+            tables.append(Table(title, ("events/s", "then"), rows))
+            print_table(tables[-1])
+    print(f"{time.monotonic() - began:.0f} s")
     if options.json:
-        rows = {
+        plain = {
             load: {c: [asdict(s) for s in scores] for c, scores in by.items()}
             for load, by in everything.items()
         }
-        options.json.write_text(json.dumps(rows, indent=1))
-
-
-def table(rows: list[list[str]]) -> None:
-    """Right-aligned columns."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        print("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    print(flush=True)
+        options.json.write_text(json.dumps(plain, indent=1))
+    if options.markdown:
+        write_markdown(options.markdown, lines, tables)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.client.load import Load, Report
+from benchmarks.client.load import MODEL, Load, Report
 
 
 def hog(loop: asyncio.AbstractEventLoop, milliseconds: float) -> None:
@@ -45,7 +45,7 @@ def run_pdperf(url: str, load: Load) -> Report:
     prompts = [load.body(i)["prompt"] for i in range(load.requests)]
     planned = tuple(Planned(tuple(p), load.tokens) for p in prompts)  # type: ignore[arg-type]
     plan = StreamPlan("s", planned, planned[:2], load.streams)
-    job = Job(Target(url, "null", extra_body=load.pace), (plan,), 120.0, "bench")
+    job = Job(Target(url, MODEL), (plan,), 120.0, "bench")
     loop = uvloop.new_event_loop()
     with tempfile.TemporaryDirectory() as folder, Spool(Path(folder) / "bodies") as spool:
         drive = Drive(loop, job, spool)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+MODEL = "paced"
+"""Name under which the null server lists itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +31,25 @@ class Load:
         """Token events of all streams together while decoding."""
         return self.streams * 1000 / self.itl_ms
 
+    def lasting(self, seconds: float) -> Load:
+        """The same load with as many requests a client as fill about so many seconds, one at least."""
+        each = (self.ttft_ms + (self.tokens - 1) * self.itl_ms) / 1e3
+        return replace(self, requests=self.streams * max(1, round(seconds / each)))
+
     @property
     def pace(self) -> dict[str, object]:
         """What the null server wants to know."""
-        return {"x_ttft_ms": self.ttft_ms, "x_itl_ms": self.itl_ms, "x_phases": self.phases}
+        return {"ttft_ms": self.ttft_ms, "itl_ms": self.itl_ms, "phases": self.phases}
 
     def body(self, index: int) -> dict[str, object]:
         """Request body of the index-th request."""
         return {
-            "model": "null",
+            "model": MODEL,
             "prompt": [1000 + (index * 7 + k) % 5000 for k in range(self.prompt_tokens)],
             "max_tokens": self.tokens,
             "stream": True,
             "ignore_eos": True,
             "stream_options": {"include_usage": True},
-            **self.pace,
         }
 
 

@@ -1,11 +1,13 @@
 """A server with nothing behind it: paced streams, and a stamp for every event it hands to the kernel.
 
-`python -m benchmarks.client.null_server PORT_FILE TRUTH_FILE` serves until SIGTERM, then writes for every request its
-id, the kernel's receive stamp of the request, and the time before each event's send. One thread, one epoll loop.
+`python -m benchmarks.client.null_server PORT_FILE TRUTH_FILE PACE` serves until SIGTERM, then writes for every request
+its id, the kernel's receive stamp of the request, and the time before each event's send. One thread, one epoll loop.
 
-Pace comes with the request: `max_tokens` events, the first `x_ttft_ms` after the request's receipt, then one every
-`x_itl_ms`, on a fixed schedule that does not drift. `x_phases` spreads that many streams evenly over a gap; without it
-all that began together send together, as an engine's batch does. Every answer ends with usage and `[DONE]`.
+PACE is JSON: `max_tokens` events, the first `ttft_ms` after the request's receipt, then one every `itl_ms`, on a fixed
+schedule that does not drift. `phases` spreads that many streams evenly over a gap; with 1 all that began together
+send together, as an engine's batch does. Every answer ends with usage, where it
+is asked for, and `[DONE]`. A request that brings no id is
+known by its number, which the first event's text says (` n17`): programs that keep texts can be matched by it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 
 SO_TIMESTAMPNS = 35
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-MODELS = b'{"object":"list","data":[{"id":"null","object":"model","max_model_len":1000000}]}'
+MODELS = b'{"object":"list","data":[{"id":"paced","object":"model","max_model_len":1000000}]}'
 
 
 def chunk(text: str) -> bytes:
@@ -33,11 +35,11 @@ def chunk(text: str) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def token(finish: str) -> bytes:
+def token(finish: str, text: str = " tok") -> bytes:
     """An event of the size that engines send for one token."""
     return chunk(
-        '{"id":"cmpl-0123456789abcdef","object":"text_completion","created":1790000000,"model":"null","choices":'
-        f'[{{"index":0,"text":" tok","logprobs":null,"finish_reason":{finish},"stop_reason":null}}]}}'
+        '{"id":"cmpl-0123456789abcdef","object":"text_completion","created":1790000000,"model":"paced","choices":'
+        f'[{{"index":0,"text":"{text}","logprobs":null,"finish_reason":{finish},"stop_reason":null}}]}}'
     )
 
 
@@ -48,6 +50,7 @@ class Peer:
     """One client connection."""
 
     __slots__ = (
+        "first",
         "left",
         "prompt",
         "raw",
@@ -57,14 +60,17 @@ class Peer:
         "stamps",
         "step",
         "total",
+        "usage",
         "when",
     )
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.raw = b""
+        self.first = b""
         self.received_ns = 0
         self.request_id = ""
+        self.usage = False
         self.prompt = self.total = self.left = 0
         self.step = self.when = 0.0
         self.stamps: array[int] = array("q")
@@ -73,7 +79,8 @@ class Peer:
 class NullServer:
     """See the module."""
 
-    def __init__(self) -> None:
+    def __init__(self, ttft_ms: float = 50.0, itl_ms: float = 20.0, phases: int = 1) -> None:
+        self.ttft, self.step, self.phases = ttft_ms / 1e3, itl_ms / 1e3, phases
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self.listener.setblocking(False)
         self.epoll = select.epoll()
@@ -137,6 +144,8 @@ class NullServer:
         peer.raw = b""
         if head.startswith(b"POST /v1/completions "):
             self.start(peer, headers, json.loads(body))
+        elif head.startswith(b"GET /health "):
+            peer.sock.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         elif head.startswith(b"GET /v1/models "):
             answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
             peer.sock.send(answer % (len(MODELS), MODELS))
@@ -145,14 +154,16 @@ class NullServer:
 
     def start(self, peer: Peer, headers: dict[bytes, bytes], body: dict[str, object]) -> None:
         """Answer with a head now and events on schedule."""
-        peer.request_id = headers.get(b"x-request-id", b"").decode() or f"anonymous-{len(self.truth)}"
+        options = body.get("stream_options")
+        peer.usage = isinstance(options, dict) and options.get("include_usage") is True
+        number = len(self.truth)
+        peer.request_id = headers.get(b"x-request-id", b"").decode() or f"n{number}"
+        peer.first = token("null", f" n{number}")
         peer.total = peer.left = int(str(body["max_tokens"]))
         prompt = body["prompt"]
         peer.prompt = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
-        peer.step = float(str(body.get("x_itl_ms", DEFAULT_ITL_MS))) / 1e3
-        ttft = float(str(body.get("x_ttft_ms", DEFAULT_TTFT_MS))) / 1e3
-        phases = int(str(body.get("x_phases", 1)))
-        ttft += peer.step * (len(self.truth) % phases) / phases
+        peer.step = self.step
+        ttft = self.ttft + self.step * (number % self.phases) / self.phases
         spent = (time.time_ns() - peer.received_ns) / 1e9
         peer.when = time.monotonic() - spent + ttft
         peer.stamps = array("q")
@@ -168,7 +179,7 @@ class NullServer:
     def send(self, peer: Peer) -> None:
         """Hand one event to the kernel, stamped just before."""
         peer.left -= 1
-        data = TOKEN if peer.left else LAST
+        data = (TOKEN if peer.stamps else peer.first) if peer.left else LAST
         try:
             stamp = time.time_ns()
             peer.sock.send(data)
@@ -181,7 +192,9 @@ class NullServer:
             usage = (
                 f'{{"prompt_tokens":{peer.prompt},"completion_tokens":{peer.total},"total_tokens":{total}}}'
             )
-            end = chunk(f'{{"id":"cmpl-0","choices":[],"usage":{usage}}}') + chunk("[DONE]") + b"0\r\n\r\n"
+            end = chunk("[DONE]") + b"0\r\n\r\n"
+            if peer.usage:
+                end = chunk(f'{{"id":"cmpl-0","choices":[],"usage":{usage}}}') + end
             peer.sock.send(end)
         except OSError:
             self.drop(peer)
@@ -195,14 +208,11 @@ class NullServer:
             peer.sock.close()
 
 
-DEFAULT_TTFT_MS, DEFAULT_ITL_MS = 50.0, 20.0
-
-
-def main(port_file: Path, truth_file: Path) -> None:
+def main(port_file: Path, truth_file: Path, pace: str) -> None:
     """Serve until SIGTERM, then write the truth."""
     import gc
 
-    server = NullServer()
+    server = NullServer(**json.loads(pace))
 
     def stop(*_: object) -> None:
         server.running = False
@@ -218,4 +228,4 @@ def main(port_file: Path, truth_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

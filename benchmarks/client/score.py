@@ -25,8 +25,8 @@ class Score:
     ttft_p99: float
     """Errors of single requests' TTFT: percentiles of |reported - true|."""
     itl_true_p99: float
-    itl_p99_error: float
-    """(reported p99 - true p99) / true p99 of the pooled gaps."""
+    itl_p99_error: float | None
+    """(reported p99 - true p99) / true p99 of the pooled gaps; None for a client that reports no gaps."""
     lag_p50: float | None
     lag_p99: float | None
     lag_max: float | None
@@ -58,9 +58,9 @@ def score(load: Load, report: Report, truth: dict[str, list[int]]) -> Score:
         gaps = np.concatenate([np.diff(stamps[1:]) / 1e6 for stamps in seen.values()])
     else:
         ttft = report.ttft_ms
-        gaps = np.concatenate([np.asarray(report.gaps_ms[name]) for name in known])
+        gaps = np.concatenate([np.asarray(report.gaps_ms.get(name, [])) for name in known])
     ttft_errors = np.asarray([abs(ttft[name] - true_ttft[name]) for name in known])
-    reported99, true99 = float(np.percentile(gaps, 99)), float(np.percentile(true_gaps, 99))
+    reported99, true99 = _percentile(gaps, 99), float(np.percentile(true_gaps, 99))
     lag = np.asarray(report.lag_ns, dtype=np.float64) / 1e6
     return Score(
         events=int(sum(stamps.size - 1 for stamps in real.values())),
@@ -71,7 +71,7 @@ def score(load: Load, report: Report, truth: dict[str, list[int]]) -> Score:
         ttft_p50=float(np.percentile(ttft_errors, 50)),
         ttft_p99=float(np.percentile(ttft_errors, 99)),
         itl_true_p99=true99,
-        itl_p99_error=(reported99 - true99) / true99,
+        itl_p99_error=None if reported99 is None else (reported99 - true99) / true99,
         lag_p50=_percentile(lag, 50),
         lag_p99=_percentile(lag, 99),
         lag_max=_percentile(lag, 100),

@@ -1,7 +1,8 @@
-"""Whole benchmark programs as clients under test, from environments of their own (`--tool NAME=ENVIRONMENT`).
+"""Whole benchmark programs as clients under test, each from an environment of its own (`environments`).
 
-They report durations, not moments, so only TTFT and ITL are compared - request by request, because each can tell which
-request id its numbers belong to. Run as their manuals say, with warm-ups left to their defaults.
+They report durations, not moments, so only TTFT and gaps are compared, request by request: vllm and aiperf tell the id
+that they sent, the others keep the texts, and the null server's first token names the request. Run as their manuals
+say, with warm-ups left to their defaults.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.client.load import Load, Report
+from benchmarks.client.environments import reason
+from benchmarks.client.load import MODEL, Load, Report
 
+RUN_S = 300.0
 Command = Callable[[Path, str, Load, str, Path], list[str]]
 
 
@@ -31,10 +34,10 @@ def vllm_command(env: Path, url: str, load: Load, tokenizer: str, out: Path) -> 
             "--base-url",
             url,
             "--model",
-            "null",
+            MODEL,
         ),
         *("--tokenizer", tokenizer, "--dataset-name", "random", *sizes, "--num-prompts", str(load.requests)),
-        *("--max-concurrency", str(load.streams), "--ignore-eos", "--extra-body", json.dumps(load.pace)),
+        *("--max-concurrency", str(load.streams), "--ignore-eos"),
         *("--request-id-prefix", "vllm-", "--disable-tqdm"),
         *("--save-result", "--save-detailed", "--result-dir", str(out), "--result-filename", "vllm.json"),
     ]
@@ -55,13 +58,12 @@ def vllm_report(out: Path, cpu_s: float) -> Report:
 
 def aiperf_command(env: Path, url: str, load: Load, tokenizer: str, out: Path) -> list[str]:
     """`aiperf profile` on the completions route."""
-    extra = [f"{name}:{value}" for name, value in load.pace.items()]
     return [
-        *(str(env / "bin" / "aiperf"), "profile", "--url", url, "--model", "null", "--tokenizer", tokenizer),
+        *(str(env / "bin" / "aiperf"), "profile", "--url", url, "--model", MODEL, "--tokenizer", tokenizer),
         *("--endpoint-type", "completions", "--streaming", "--ui", "none", "--artifact-dir", str(out)),
         *("--concurrency", str(load.streams), "--request-count", str(load.requests)),
         *("--isl", str(load.prompt_tokens), "--osl", str(load.tokens), "--export-level", "records"),
-        *(part for item in (*extra, "ignore_eos:true") for part in ("--extra-inputs", item)),
+        *("--extra-inputs", "ignore_eos:true"),
     ]
 
 
@@ -78,10 +80,75 @@ def aiperf_report(out: Path, cpu_s: float) -> Report:
     return Report({}, cpu_s, [], ttft_ms=ttft, gaps_ms=gaps)
 
 
+def sglang_command(env: Path, url: str, load: Load, tokenizer: str, out: Path) -> list[str]:
+    """`sglang.bench_serving` on the completions route, with prompts of random ids."""
+    return [
+        *(str(env / "bin" / "python"), "-m", "sglang.bench_serving", "--backend", "sglang-oai"),
+        *("--base-url", url, "--model", MODEL, "--tokenizer", tokenizer, "--dataset-name", "random-ids"),
+        *("--random-input-len", str(load.prompt_tokens), "--random-output-len", str(load.tokens)),
+        *("--random-range-ratio", "1.0", "--num-prompts", str(load.requests)),
+        *("--max-concurrency", str(load.streams), "--disable-tqdm"),
+        *("--output-file", str(out / "sglang.jsonl"), "--output-details"),
+    ]
+
+
+def sglang_report(out: Path, cpu_s: float) -> Report:
+    """Its details: lists in the order of the prompts, with the text of each answer."""
+    data = json.loads((out / "sglang.jsonl").read_text().splitlines()[-1])
+    names = [number(text) for text in data["generated_texts"]]
+    return Report(
+        {},
+        cpu_s,
+        [],
+        ttft_ms={name: 1e3 * value for name, value in zip(names, data["ttfts"], strict=True)},
+        gaps_ms={name: [1e3 * g for g in gaps] for name, gaps in zip(names, data["itls"], strict=True)},
+    )
+
+
+def guidellm_command(env: Path, url: str, load: Load, tokenizer: str, out: Path) -> list[str]:
+    """`guidellm run` with as many streams as clients."""
+    return [
+        *(str(env / "bin" / "guidellm"), "run", "--disable-console"),
+        *("--backend", f"kind=openai_http,target={url},model={MODEL},request_format=/v1/completions"),
+        *("--profile", f"kind=concurrent,streams={load.streams}"),
+        *("--constraint", f"kind=max_requests,count={load.requests}"),
+        *("--data", f"kind=synthetic_text,prompt_tokens={load.prompt_tokens},output_tokens={load.tokens}"),
+        *("--tokenizer", f"kind=huggingface_auto,model={tokenizer}"),
+        *("--output", f"kind=json,path={out / 'guidellm.json'}"),
+    ]
+
+
+def guidellm_report(out: Path, cpu_s: float) -> Report:
+    """Its per-request statistics: TTFT, and of the gaps a request's mean only, which says nothing of their spread."""
+    data = json.loads((out / "guidellm.json").read_text())
+    done = data["benchmarks"][0]["requests"]["successful"]
+    return Report({}, cpu_s, [], ttft_ms={number(r["output"]): r["time_to_first_token_ms"] for r in done})
+
+
+def number(text: str) -> str:
+    """Name of a request from the text of its answer: the null server's first token says it."""
+    return text.strip().partition(" ")[0]
+
+
 TOOLS: Mapping[str, tuple[Command, Callable[[Path, float], Report]]] = {
     "vllm": (vllm_command, vllm_report),
+    "sglang": (sglang_command, sglang_report),
     "aiperf": (aiperf_command, aiperf_report),
+    "guidellm": (guidellm_command, guidellm_report),
 }
+TITLES: Mapping[str, str] = {
+    "vllm": "vllm bench serve",
+    "sglang": "sglang.bench_serving",
+    "aiperf": "aiperf",
+    "guidellm": "guidellm",
+}
+ENVIRONMENT: Mapping[str, str] = {
+    "GUIDELLM__MAX_WORKER_PROCESSES": "1",  # it has one core; ten processes on it take a minute to start
+}
+
+
+class ToolFailed(Exception):
+    """A program did not run to its end; the message has the end of its log."""
 
 
 def run_tool(name: str, env: Path, url: str, load: Load, tokenizer: str, out: Path, core: int) -> Report:
@@ -100,13 +167,17 @@ def run_tool(name: str, env: Path, url: str, load: Load, tokenizer: str, out: Pa
                 cwd=out,
                 stdout=log,
                 stderr=log,
-                timeout=600,
+                timeout=RUN_S,
                 check=False,
+                env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | dict(ENVIRONMENT),
             )
+    except subprocess.TimeoutExpired:
+        raise ToolFailed(f"did not end within {RUN_S:.0f} s") from None
     finally:
         os.sched_setaffinity(0, mine)
     if done.returncode:
-        raise SystemExit(f"{name} ended with {done.returncode}:\n{(out / 'log').read_text()[-2000:]}")
+        said = (out / "log").read_text(errors="replace")
+        raise ToolFailed(f"exit status {done.returncode}: {reason(said)}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return report(out, cpu)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.client.__main__ import Cores, cores, measure
+from benchmarks.client.__main__ import Cores, Field, cores, measure
 from benchmarks.client.clients import CLIENTS
 from benchmarks.client.load import Load
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_each_client_against_the_truth(client: str, tmp_path: Path) -> None:
     """Bounds that hold on any machine: no stamp before its send; ours is right for most events however busy it is."""
     load = Load(streams=4, requests=8, tokens=20, ttft_ms=30, itl_ms=10)
-    found = measure(client, load, tmp_path, cores(), {}, "")
+    found = measure(client, load, tmp_path, cores(), Field((client,)))
     assert found.events == 160
     assert found.ttft_true_p50 >= 30
     assert found.event_p50 is not None and found.event_p50 >= 0
