@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
-from .commands import completion, doctor, export, history, import_, init, report
+from .commands import completion, doctor, export, history, import_, init, manifests, report
 from .errors import UsageProblem
 
 EXAMPLES = """\
@@ -19,6 +19,7 @@ examples:
   pdperf history --cell 'in512-*'          how cells went over the nights
   pdperf import vllm.json --beside RUN     another tool's result beside a run
   pdperf export RUN --as raw -o run.npz    every event, or another tool's format
+  pdperf manifests pd-1p2d-tp2 ...         a topology for a Kubernetes cluster
 
 Runs themselves are pytest's business: pytest -m pd --gpus 0-7
 """
@@ -34,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pdperf {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (report, history, import_, export, init, doctor, completion):
+    for command in (report, history, import_, export, init, manifests, doctor, completion):
         command.add(commands)
     return parser
 

@@ -158,4 +158,4 @@ def test_a_slow_start_is_measured_against_the_usual_one() -> None:
 
 def test_a_restart_has_no_speed() -> None:
     assert speeds(END, START, ROLES) == {"prefill-0": Speed(), "decode-0": Speed()}
-    assert speeds(START, END, ROLES)["decode-0"] .link_rate == pytest.approx(1e9)
+    assert speeds(START, END, ROLES)["decode-0"].link_rate == pytest.approx(1e9)
