@@ -262,7 +262,9 @@ def _throttled(now: Mapping[str, str], past: Sequence[Mapping[str, str]]) -> str
     worst = GpuSummary("a GPU", 1, 1, 0, ("see the cell's report",), share, clock, None, None, None)
     verdict = judge_throttle(
         [worst],
-        baseline_share=median(shares) if shares else 0.0,
+        baseline_share=median(shares)
+        if shares
+        else 1.0,  # a baseline that does not know is not compared with
         baseline_mhz=median(clocks) if clocks else None,
     )
     return verdict.detail if verdict.status == "inconclusive" else ""

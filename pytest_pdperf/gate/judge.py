@@ -80,29 +80,6 @@ class Measurement:
     """Notes to show on every row, e.g. SIMULATED."""
 
 
-def median_of_runs(runs: Sequence[Measurement]) -> Measurement:
-    """The launch's value of every metric: the median over its runs. A metric missing in one run is missing
-    in the launch.
-    """
-    if not runs:
-        raise ValueError("a launch without runs measured nothing")
-    merged: dict[str, Sample] = {}
-    for name in sorted({name for run in runs for name in run.metrics}):
-        samples = [run.metrics.get(name, Sample(None, 0, "not measured in every run")) for run in runs]
-        values = [sample.value for sample in samples if sample.value is not None]
-        whole = len(values) == len(samples)
-        note = next((sample.note for sample in samples if sample.note), "")
-        merged[name] = Sample(median(values) if whole else None, min(sample.n for sample in samples), note)
-    return replace(
-        runs[-1],
-        metrics=merged,
-        requests=sum(run.requests for run in runs),
-        ok=sum(run.ok for run in runs),
-        invalid=tuple(dict.fromkeys(reason for run in runs for reason in run.invalid)),
-        inconclusive=tuple(dict.fromkeys(reason for run in runs for reason in run.inconclusive)),
-    )
-
-
 def judge_cell(
     measured: Measurement,
     baseline: CellBaseline | None,

@@ -82,6 +82,27 @@ def test_failed_requests_fail_whatever_the_machine(accepted: Path) -> None:
     assert cell.verdict.verdict is Verdict.INVALID
 
 
+@pytest.mark.parametrize(
+    ("share", "mhz", "why"),
+    [("0.60", "1980", "throttled"), ("0.00", "1600", "clocks off"), ("0.02", "1960", "")],
+)
+def test_gpus_that_ran_slower_than_the_baselines_make_it_inconclusive(
+    project: Path, share: str, mhz: str, why: str
+) -> None:
+    def judge_at(gate: Judging, tpot: float, **gpus: str) -> JudgedCell:
+        result = CellResult("one", "small", CELL, {"tpot_ms_p50": MetricValue(tpot, 12)}, requests=12, ok=12)
+        record = LaunchRecord(Hardware("simulated", 0, "loopback"), environment=gpus)
+        return gate.judge(gate._inputs.topologies[0], result, record, 1)
+
+    first = judging(project, "first", update_baselines="create")
+    judge_at(first, 20.0, throttled_share="0.00", sm_mhz="1980")
+    assert first.finish()
+    gate = judging(project, "second")
+    cell = judge_at(gate, 30.0, throttled_share=share, sm_mhz=mhz)
+    assert cell.verdict.verdict is (Verdict.INCONCLUSIVE if why else Verdict.SUSPECT)
+    assert why in gate.problem(cell) and bool(gate.suspects(cell)) is not bool(why)
+
+
 def test_a_machine_that_changed_during_the_launch_is_found_after_it(accepted: Path) -> None:
     gate = judging(accepted, "second", update_baselines="auto", baseline_reason="new engine")
     cell = judge(gate, 10.0)

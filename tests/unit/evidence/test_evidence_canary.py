@@ -133,6 +133,11 @@ def test_a_throttled_gpu_and_low_clocks_are_reasons() -> None:
     capped = [env(throttled_share="0.60", sm_mhz="1600")]
     assert differences(env(throttled_share="0.60", sm_mhz="1600"), capped) == (), "its normal state"
     assert differences(env(throttled_share="nan"), cool) == ()
+    assert differences(env(throttled_share="0.60", sm_mhz="1600"), [env()]) == (), (
+        "the baseline does not know"
+    )
+    (line,) = differences(env(throttled_share="0.60", sm_mhz="1600"), [env(sm_mhz="1980")])
+    assert "clocks off" in line
 
 
 def fake_run(

@@ -98,6 +98,12 @@ def test_without_a_measured_spread_the_baselines_larger_one_is_used() -> None:
     assert one(readings, within=few).standard_error == one(readings).standard_error
 
 
+def test_nothing_known_means_that_nothing_cancels() -> None:
+    assert Share.of([]) == Share(1.0, 0)
+    pooled = Share.of([(0.5, 2), (0.1, 6)])
+    assert pooled.value == pytest.approx(0.2) and pooled.freedom == 8
+
+
 def test_other_suspects_of_the_metric_lend_their_spread() -> None:
     suspects = [replace(SUSPECT, cell=f"w/c{i}") for i in range(6)]
     readings = {(s.cell, s.metric): Readings((920.0, 921.0), (1000.0, 1001.0)) for s in suspects}

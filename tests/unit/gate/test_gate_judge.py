@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_pdperf.gate.judge import Measurement, Sample, median_of_runs, pooled_sessions, pooled_siblings
+from pytest_pdperf.gate.judge import (
+    Measurement,
+    drift_from_anchor,
+    judge_series,
+    pooled_sessions,
+    pooled_siblings,
+)
 from pytest_pdperf.gate.statistics import Pooled
 from pytest_pdperf.gate.verdict import VERDICTS, Blocks, Verdict, VerdictRow, blocks, number, worst
-from tests.unit.gate.gate_tables import CATALOGUE, START, baseline, judged, launch, measured
+from tests.unit.gate.gate_tables import CATALOGUE, START, Tolerance, baseline, judged, launch, measured
 
 STEADY = {"ttft_ms_p50": [100.0] * 5, "output_tps": [1000.0] * 5}
 GOODNESS = [Verdict.IMPROVED, Verdict.PASS, Verdict.NOISY, Verdict.SUSPECT]
@@ -154,7 +160,8 @@ def test_too_few_samples_for_a_tail_that_the_baseline_has() -> None:
     stored = baseline({"ttft_ms_p95": [100.0] * 5})
     short = measured({"ttft_ms_p95": 100.0}, n=32, requests=32, ok=32)
     assert judged(short, stored).verdict is Verdict.INVALID
-    assert judged(measured({"ttft_ms_p95": 100.0}), stored).verdict is Verdict.PASS
+    assert judged(measured({"ttft_ms_p95": 100.0}, n=58), stored).verdict is Verdict.INVALID
+    assert judged(measured({"ttft_ms_p95": 100.0}, n=59), stored).verdict is Verdict.PASS
 
 
 def test_metrics_that_are_not_gated_do_not_decide() -> None:
@@ -203,15 +210,27 @@ def test_slow_creep_of_accepted_launches_is_said() -> None:
     assert flat.note == ""
 
 
-def test_a_launch_is_the_median_of_its_runs() -> None:
-    runs = [measured({"ttft_ms_p50": value, "output_tps": 1000.0}) for value in (90.0, 100.0, 130.0)]
-    merged = median_of_runs(runs)
-    assert merged.metrics["ttft_ms_p50"] == Sample(100.0, 64)
-    assert (merged.requests, merged.ok) == (192, 192)
-    lame = median_of_runs([*runs, measured({"output_tps": 1000.0})])
-    assert lame.metrics["ttft_ms_p50"].value is None
-    with pytest.raises(ValueError, match="without runs"):
-        median_of_runs([])
+def test_ten_launches_are_enough_to_see_a_creep_and_nine_are_not() -> None:
+    crept = [1000.0] * 5 + [900.0] * 5
+    assert drift_from_anchor([-math.log(value) for value in crept]) == pytest.approx(math.log(1000 / 900))
+    assert drift_from_anchor([-math.log(value) for value in crept[:9]]) == 0.0
+
+
+def test_a_value_at_its_limit_is_within_it() -> None:
+    """Without tolerance and noise the limit is 0: the baseline's own value must not be worse than that."""
+    row = VerdictRow("ttft_ms_p50", Verdict.INVALID, unit="ms", direction=1, value=100.0, n=64)
+    still, exact = Pooled(0.0, 60), Tolerance(0.0, 0.0)
+    assert judge_series(row, [100.0] * 5, still, 0.0, exact).verdict is Verdict.PASS
+    worse = replace(row, value=100.0001)
+    assert judge_series(worse, [100.0] * 5, still, 0.0, exact).verdict is Verdict.SUSPECT
+
+
+@pytest.mark.parametrize(("minutes", "verdict"), [(9, Verdict.PASS), (11, Verdict.INVALID)])
+def test_clocks_of_hosts_may_disagree_by_a_few_minutes(minutes: int, verdict: Verdict) -> None:
+    stored = baseline(STEADY)
+    taken = stored.last_date - timedelta(minutes=minutes)
+    good = measured({"ttft_ms_p50": 100.0, "output_tps": 1000.0})
+    assert judged(replace(good, taken=taken), stored).verdict is verdict
 
 
 def test_siblings_leave_the_cell_itself_out() -> None:
