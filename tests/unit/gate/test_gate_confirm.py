@@ -20,8 +20,8 @@ from pytest_pdperf.gate.confirm import (
     find_suspects,
     plan,
 )
-from pytest_pdperf.gate.statistics import Share, t_tail
-from pytest_pdperf.gate.verdict import Verdict
+from pytest_pdperf.gate.statistics import CONFIDENCE, Share, t_quantile, t_tail
+from pytest_pdperf.gate.verdict import CellVerdict, Verdict, VerdictRow
 from tests.unit.gate.gate_tables import CATALOGUE, baseline, judged, tolerance_of
 
 CELL = "fixed-shapes/in512-out256-c16"
@@ -113,6 +113,14 @@ def test_other_suspects_of_the_metric_lend_their_spread() -> None:
     assert all(found.failed for found in many)
 
 
+def test_another_metric_lends_nothing() -> None:
+    tails = [replace(SUSPECT, cell=f"w/c{i}", metric="itl_ms_p99", direction=1) for i in range(6)]
+    readings = {(s.cell, s.metric): Readings((19.0, 40.0), (19.0, 40.0)) for s in tails}
+    readings[CELL, "output_tps"] = Readings((920.0, 920.0), (1000.0, 1000.0))
+    beside = decide(Design.PAIRED, [SUSPECT, *tails], readings, QUIET)[0]
+    assert beside.standard_error == one(readings[CELL, "output_tps"], within=QUIET).standard_error
+
+
 def test_spreads_are_lent_in_proportion_to_how_noisy_each_series_is() -> None:
     """A loud cell whose launches agree to half its usual spread says the same of a quiet one."""
     quiet, loud = replace(SUSPECT, prior=0.01**2), replace(SUSPECT, cell="w/loud", prior=0.1**2)
@@ -197,6 +205,22 @@ def test_nothing_read_leaves_the_suspect_and_still_counts_in_the_family() -> Non
     assert found.adjusted == pytest.approx(2 * found.p)
 
 
+def test_a_suspect_among_many_has_to_be_surer_than_alone() -> None:
+    readings = {(CELL, "output_tps"): Readings((935.0, 935.0), (1000.0, 1000.0))}
+    (alone,) = decide(Design.PAIRED, [SUSPECT], readings, {"output_tps": Share(1.0, 40)})
+    suspects = [SUSPECT, *(replace(SUSPECT, cell=f"w/c{i}") for i in range(5))]
+    among = decide(Design.PAIRED, suspects, readings, {"output_tps": Share(1.0, 40)})[0]
+    assert alone.p == among.p < ALPHA < among.adjusted == pytest.approx(6 * alone.p)
+    assert alone.failed and not among.failed
+
+
+@pytest.mark.parametrize(("times", "noisy"), [(1.9, False), (2.1, True)])
+def test_cleared_is_noisy_from_twice_the_tolerance(times: float, noisy: bool) -> None:
+    error = times * SUSPECT.tolerance / t_quantile(CONFIDENCE, 10)
+    cleared = Confirmation(SUSPECT, Design.PAIRED, True, 0.0, error, 10, 0.5, 0.5)
+    assert cleared.noisy is noisy
+
+
 def test_no_spread_at_all_means_that_every_difference_is_real() -> None:
     exact = replace(SUSPECT, prior=0.0, variance=0.0)
     key = (CELL, "output_tps")
@@ -234,6 +258,12 @@ def test_from_suspicion_to_verdict() -> None:
     assert by_metric["output_tps"].verdict is Verdict.FAIL and by_metric["output_tps"].stage == 2
     assert by_metric["ttft_ms_p50"].verdict is Verdict.PASS and "cleared" in by_metric["ttft_ms_p50"].note
     assert after.verdict is Verdict.FAIL and "stage 2, p=" in by_metric["output_tps"].line()
+
+
+def test_only_suspects_take_their_verdict_from_fresh_launches() -> None:
+    cleared = one(Readings((1000.0, 1001.0), (1000.0, 1000.0)), within=QUIET)
+    red = CellVerdict((VerdictRow("output_tps", Verdict.INCONCLUSIVE),), Verdict.INCONCLUSIVE)
+    assert apply_confirmations(CELL, red, [cleared]) == red
 
 
 def test_launches_too_noisy_to_tell_end_in_noisy() -> None:

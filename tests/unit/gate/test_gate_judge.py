@@ -148,6 +148,16 @@ def test_invalid_is_decided_before_any_number_is_read() -> None:
     assert "4 of 64 requests failed" in verdict.rows[0].note
 
 
+def test_what_is_invalid_stays_so_on_a_machine_that_differs() -> None:
+    broken = replace(measured({"ttft_ms_p50": math.nan, "output_tps": 1000.0}), inconclusive=("clocks off",))
+    verdict = judged(broken, baseline(STEADY))
+    assert {row.metric: row.verdict for row in verdict.rows} == {
+        "ttft_ms_p50": Verdict.INVALID,
+        "output_tps": Verdict.INCONCLUSIVE,
+    }
+    assert verdict.verdict is Verdict.INVALID
+
+
 def test_a_renamed_metric_names_its_likely_successor() -> None:
     stored = baseline({"ttft_p50_ms": [100.0] * 5, "output_tps": [1000.0] * 5})
     verdict = judged({"ttft_ms_p50": 100.0, "output_tps": 1000.0}, stored)

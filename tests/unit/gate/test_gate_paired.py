@@ -43,11 +43,14 @@ def test_paired_by_hand() -> None:
 
 
 def test_unpaired_by_hand() -> None:
-    found = compare([10.0, 11.0, 12.0], [100.0, 100.0], 0.05)
-    logs = [math.log(v) for v in (10.0, 11.0, 12.0)]
-    mean = sum(logs) / 3
-    variance = (8 * 0.05**2 + sum((x - mean) ** 2 for x in logs)) / 11
-    reach = t_quantile(0.975, 11) * math.sqrt(variance * (1 / 3 + 1 / 2))
+    ours, theirs = (10.0, 11.0, 12.0), (100.0, 103.0, 108.0, 110.0)
+    found = compare(ours, theirs, 0.05)
+    squares = 0.0
+    for values in (ours, theirs):
+        mean = sum(math.log(v) for v in values) / len(values)
+        squares += sum((math.log(v) - mean) ** 2 for v in values)
+    variance = (8 * 0.05**2 + squares) / (8 + 5)
+    reach = t_quantile(0.975, 8 + 5) * math.sqrt(variance * (1 / 3 + 1 / 4))
     assert math.log(found.high / found.value) == pytest.approx(reach)
 
 
