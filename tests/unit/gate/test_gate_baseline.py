@@ -5,11 +5,13 @@ way out.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.gate import baseline as module
@@ -158,6 +160,12 @@ def test_a_broken_file_is_refused_with_place_and_way_out(case: str) -> None:
     assert expected in message
     assert str(PATH) in message and "way out: " in message
     assert isinstance(caught.value, UsageProblem)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0])
+def test_no_such_number_can_be_made_into_a_launch(value: float) -> None:
+    with pytest.raises(ValidationError):
+        launch({"output_tps": value})
 
 
 def test_missing_unreadable_and_binary_files_are_refused(tmp_path: Path) -> None:

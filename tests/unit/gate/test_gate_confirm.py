@@ -266,6 +266,19 @@ def test_only_suspects_take_their_verdict_from_fresh_launches() -> None:
     assert apply_confirmations(CELL, red, [cleared]) == red
 
 
+def test_a_confirmation_settles_its_own_cell_only() -> None:
+    elsewhere = one(Readings((1000.0, 1001.0), (1000.0, 1000.0)), within=QUIET)
+    verdict = judged({"output_tps": 900.0}, baseline({"output_tps": [1000.0] * 5}))
+    assert apply_confirmations("w/another", verdict, [elsewhere]) == verdict
+
+
+def test_the_absolute_floor_is_part_of_what_a_suspect_may_lose() -> None:
+    stored = baseline({"ttft_ms_p50": [2.0] * 9})
+    verdict = judged({"ttft_ms_p50": 4.0}, stored)
+    (suspect,) = find_suspects(CELL, verdict, stored, {}, tolerance_of, CATALOGUE)
+    assert suspect.tolerance == pytest.approx(math.log(1.5)), "1 ms at 2 ms"
+
+
 def test_launches_too_noisy_to_tell_end_in_noisy() -> None:
     wild = replace(SUSPECT, prior=0.15**2)
     reading = {(CELL, "output_tps"): Readings((940.0, 950.0), (1000.0, 1010.0))}

@@ -238,6 +238,7 @@ def test_a_value_at_its_limit_is_within_it() -> None:
 @pytest.mark.parametrize(("minutes", "verdict"), [(9, Verdict.PASS), (11, Verdict.INVALID)])
 def test_clocks_of_hosts_may_disagree_by_a_few_minutes(minutes: int, verdict: Verdict) -> None:
     stored = baseline(STEADY)
+    assert stored.last_date == START + timedelta(days=4), "the newest launch's"
     taken = stored.last_date - timedelta(minutes=minutes)
     good = measured({"ttft_ms_p50": 100.0, "output_tps": 1000.0})
     assert judged(replace(good, taken=taken), stored).verdict is verdict

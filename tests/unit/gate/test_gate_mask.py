@@ -38,6 +38,7 @@ def test_the_session_is_read_from_its_median() -> None:
     rows = [row for verdict in session(0.97, 0.06).values() for row in verdict.rows]
     assert session_offset(rows) == pytest.approx(math.log(0.97))
     assert session_offset(rows[: MIN_SERIES - 1]) is None
+    assert session_offset(rows[:MIN_SERIES]) is not None
 
 
 def test_a_loss_behind_a_fast_night_is_looked_at() -> None:
