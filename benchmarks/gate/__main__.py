@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 from . import page
@@ -16,7 +19,19 @@ from .bars import Bar, best, named, others, power, rates, times
 from .noise import SERIES, Noise
 from .plot import power_plot
 from .speed import judge_session, prepare
-from .study import LAUNCHES, PAIRED, QUIET, SCENARIOS, UNPAIRED, Study, alone, power_curve, run
+from .study import (
+    LAUNCHES,
+    PAIRED,
+    QUIET,
+    SCENARIOS,
+    UNPAIRED,
+    Each,
+    Side,
+    Study,
+    alone,
+    power_curve,
+    run,
+)
 
 HEADS = (
     "quiet",
@@ -116,6 +131,9 @@ def options_of() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
+        "--jobs", type=int, default=2, help="processes, 1 for none beside this one (default: 2)"
+    )
+    parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "results", help="folder for tables, JSON and SVG"
     )
     parser.add_argument(
@@ -128,19 +146,33 @@ def options_of() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def cpu_s() -> float:
+    """CPU seconds of this process and of those it has waited for."""
+    spent = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
+
+
 def main() -> int:
     """Run the study, print the tables, write `tables.txt`, `gate.json`, `power.svg` and, if asked, a page."""
     options = options_of()
+    if options.jobs < 2:
+        return study_of(options, map)
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        return study_of(options, pool.map, pool)
+
+
+def study_of(options: argparse.Namespace, each: Each, pool: Executor | None = None) -> int:
+    """The whole command on one process or several."""
     noise = replace(Noise(), **{name: getattr(options, name) for name in asdict(Noise())})
     knobs = ", ".join(f"{name} {value:g}" for name, value in asdict(noise).items())
     session = session_times()
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.perf_counter(), cpu_s()
     output = Output()
     output.say(
         f"{page.taken()}\n{options.nights} virtual nights a scenario, {SERIES} series a night, "
         f"baseline of {LAUNCHES} launches, seed {options.seed}\nnoise: {knobs}"
     )
-    study = run(noise, options.nights, seed=options.seed)
+    study = run(noise, options.nights, seed=options.seed, each=each)
     names, heads = [PAIRED, UNPAIRED, *others(study)], ["", *HEADS]
     title = "red nights without a change, and changes"
     output.table(f"{title} found", [*heads, "launches"], rows(study, names, count_named=False))
@@ -150,12 +182,15 @@ def main() -> int:
         bar, against = best(study, word, figure)
         output.bars(f"better than every other rule on both at once, by what is {word}", [bar], against)
     few = max(options.fewest, options.nights // 5)
-    sides = {
-        name: alone(replace(noise, **changes), few, options.seed + 50) for name, changes in VARIANTS.items()
-    } | {f"baseline of {count} launches": alone(noise, few, options.seed + 70, count) for count in YOUNG}
+    wanted = {
+        name: Side(replace(noise, **changes), few, options.seed + 50) for name, changes in VARIANTS.items()
+    } | {f"baseline of {count} launches": Side(noise, few, options.seed + 70, count) for count in YOUNG}
+    sides = dict(zip(wanted, each(alone, wanted.values()), strict=True))
     output.table("this gate, paired, under other noise and on younger baselines", heads, side_rows(sides))
-    curve = power_curve(noise, few, study.factors, LOSSES, options.seed + 90)
-    wall, spent = time.perf_counter() - began, time.process_time() - cpu
+    curve = power_curve(noise, few, study.factors, LOSSES, options.seed + 90, each)
+    if pool is not None:
+        pool.shutdown()  # only then is the time of its processes counted
+    wall, spent = time.perf_counter() - began, cpu_s() - cpu
     output.bars("time", times(options.nights, wall, spent, session))
     plot = power_plot(
         f"Chance to find a throughput loss in one night ({noise.night:.0%} night drift)", LOSSES, curve

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -158,14 +159,37 @@ def calibrate(noise: Noise, nights: int, seed: int) -> dict[str, float]:
     }
 
 
-def run(noise: Noise, nights: int, scenarios: Sequence[Scenario] = SCENARIOS, seed: int = 1) -> Study:
+Each = Callable[..., Iterable[Any]]
+"""`map`, or that of a pool of processes: scenarios know nothing of each other."""
+
+
+def run(
+    noise: Noise,
+    nights: int,
+    scenarios: Sequence[Scenario] = SCENARIOS,
+    seed: int = 1,
+    each: Each = map,
+) -> Study:
     """Draw `nights` nights a scenario and count what each rule makes of them."""
     study = Study(noise, nights)
     study.factors = calibrate(noise, nights, seed)
-    for number, scenario in enumerate(scenarios, start=1):
-        for draw in chunks(noise, nights, scenario, seed + number):
-            _count(study, scenario, draw())
+    tasks = [
+        (noise, nights, scenario, seed + number, study.factors)
+        for number, scenario in enumerate(scenarios, start=1)
+    ]
+    for tallies in each(_of_scenario, tasks):
+        study.tallies |= tallies
     return study
+
+
+def _of_scenario(
+    task: tuple[Noise, int, Scenario, int, dict[str, float]],
+) -> dict[tuple[str, str], Tally]:
+    noise, nights, scenario, seed, factors = task
+    study = Study(noise, nights, factors=factors)
+    for draw in chunks(noise, nights, scenario, seed):
+        _count(study, scenario, draw())
+    return study.tallies
 
 
 def _count(study: Study, scenario: Scenario, drawn: Nights) -> None:
@@ -186,8 +210,19 @@ def _judge(study: Study, scenario: Scenario, drawn: Nights, designs: Sequence[tu
     return stored
 
 
-def alone(noise: Noise, nights: int, seed: int, launches: int = LAUNCHES) -> Study:
-    """The gate with a reference build in every scenario, without the other rules: for side studies."""
+@dataclass(frozen=True)
+class Side:
+    """A side study: other noise, or younger baselines."""
+
+    noise: Noise
+    nights: int
+    seed: int
+    launches: int = LAUNCHES
+
+
+def alone(side: Side) -> Study:
+    """The gate with a reference build in every scenario, without the other rules."""
+    noise, nights, seed, launches = side.noise, side.nights, side.seed, side.launches
     study = Study(noise, nights)
     for number, scenario in enumerate(SCENARIOS, start=1):
         for draw in chunks(noise, nights, scenario, seed + number, launches):
@@ -196,15 +231,17 @@ def alone(noise: Noise, nights: int, seed: int, launches: int = LAUNCHES) -> Stu
 
 
 def power_curve(
-    noise: Noise, nights: int, factors: dict[str, float], losses: Sequence[float], seed: int = 91
+    noise: Noise,
+    nights: int,
+    factors: dict[str, float],
+    losses: Sequence[float],
+    seed: int = 91,
+    each: Each = map,
 ) -> dict[str, list[float]]:
     """Power against a throughput loss in 4 of 16 cells, for the gate and for each rule at MATCHED_RATE."""
     curve: dict[str, list[float]] = {}
-    for share in losses:
-        scenario = Scenario("curve", Change("output_tps", loss(share), 4))
-        study = Study(noise, nights, factors=factors)
-        for draw in chunks(noise, nights, scenario, seed):
-            _count(study, scenario, draw())
+    scenarios = [Scenario("curve", Change("output_tps", loss(share), 4)) for share in losses]
+    for tallies in each(_of_scenario, [(noise, nights, one, seed, factors) for one in scenarios]):
         for name in (PAIRED, UNPAIRED, *(matched(rule) for rule in OTHERS)):
-            curve.setdefault(name, []).append(study.tally(name, "curve").power)
+            curve.setdefault(name, []).append(tallies[name, "curve"].power)
     return curve

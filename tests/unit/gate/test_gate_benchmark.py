@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import pickle
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from benchmarks.gate.study import (
     SCENARIOS,
     SLOW_HOST,
     THROUGHPUT,
+    Side,
     Study,
     Tally,
     alone,
@@ -206,7 +208,7 @@ def test_the_command_writes_its_files(
     monkeypatch.setattr(command, "YOUNG", (3,))
     monkeypatch.setattr(command, "LOSSES", (0.0, 0.1))
     out, page = tmp_path / "out", tmp_path / "docs" / "gate.md"
-    arguments = ["--nights", "40", "--fewest", "20", "--out", str(out), "--page", str(page)]
+    arguments = ["--nights", "40", "--fewest", "20", "--jobs", "1", "--out", str(out), "--page", str(page)]
     monkeypatch.setattr("sys.argv", ["gate", *arguments])
     assert command.main() == 0
     assert {path.name for path in out.iterdir()} == {"gate.json", "power.svg", "tables.txt"}
@@ -276,11 +278,21 @@ def test_times_are_held_against_their_bounds() -> None:
     assert [bar.met for bar in slow] == [False, True] and [bar.met for bar in fast] == [True, False]
 
 
+def test_it_does_not_matter_who_draws_the_nights() -> None:
+    """A pool's `map` may be used instead of the built-in one: what it is given can be pickled, and back."""
+
+    def elsewhere(function: Callable[[object], object], tasks: Iterable[object]) -> list[object]:
+        return [pickle.loads(pickle.dumps(function(pickle.loads(pickle.dumps(task))))) for task in tasks]
+
+    here, there = run(Noise(), 20, (QUIET,), seed=3), run(Noise(), 20, (QUIET,), seed=3, each=elsewhere)
+    assert here.tallies == there.tallies and here.tallies
+
+
 def test_a_side_study_has_the_baseline_it_is_asked_for() -> None:
-    young = alone(Noise(), 40, seed=3, launches=2)
+    young = alone(Side(Noise(), 40, seed=3, launches=2))
     assert {name for name, _ in young.tallies} == {PAIRED}
     assert young.tally(PAIRED, QUIET.name).nights == 40
-    grown = alone(Noise(), 40, seed=3)
+    grown = alone(Side(Noise(), 40, seed=3))
     assert young.tally(PAIRED, QUIET.name).launches > grown.tally(PAIRED, QUIET.name).launches, (
         "two launches of one night know nothing of the next, so more is suspected"
     )
