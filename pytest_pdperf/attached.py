@@ -105,6 +105,9 @@ class AttachedBench(Measuring):
         pods = notes_of(self._cluster, self._deployment.named) if self._cluster is not None else ()
         return (*self._deployment.notes, *pods)
 
+    def lease_gpus(self) -> None:
+        """The deployment's GPUs are not this machine's to lease."""
+
     def describe(self) -> list[str]:
         """Lines for `--plan`: what would be measured through which addresses."""
         named = self._deployment.named

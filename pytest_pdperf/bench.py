@@ -94,6 +94,10 @@ class Bench(Measuring):
         if not self._settings["plan"]:
             self._site.reserve()
 
+    def lease_gpus(self) -> None:
+        """Keep other runs away from the site. Raises UsageProblem."""
+        self._site.hold()
+
     def describe(self) -> list[str]:
         """Lines for `--plan`: placement, ports, commands and client of every selected launch."""
         lines = self._site.describe()
@@ -136,6 +140,7 @@ class Bench(Measuring):
             )
         self._site.check()
         self._bring_ups += 1
+        self._site.take_turn()
         started = time.monotonic()
         self._started = True
         with self._tell.bringing_up(self.launch.id):
@@ -185,10 +190,13 @@ class Bench(Measuring):
         Raises TearDownError, which names what is left: processes that cannot be killed, memory that stays in use.
         """
         stack, self._stack = self._stack, None
-        left = stack.close() if stack is not None else ()
-        if self._started:
-            self._started = False
-            left += self._site.wait_emptied(besides=self._overlap.uuids())
+        try:
+            left = stack.close() if stack is not None else ()
+            if self._started:
+                self._started = False
+                left += self._site.wait_emptied(besides=self._overlap.uuids())
+        finally:
+            self._site.end_turn()
         if left:
             raise TearDownError(self.launch.id, left)
         if stack is not None:

@@ -102,6 +102,13 @@ class Measuring(ABC):
     # -- what a bench has to know ----------------------------------------------------------------------------
 
     @abstractmethod
+    def lease_gpus(self) -> None:
+        """Keep other runs away from the devices; in the process that starts workers, for all of them.
+
+        Raises UsageProblem.
+        """
+
+    @abstractmethod
     def prepare(self, launches: Sequence[TopologyLaunch]) -> None:
         """Check what the selected launches need, before anything is measured. Raises UsageProblem."""
 

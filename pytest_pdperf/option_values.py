@@ -9,7 +9,10 @@ def seconds(text: str) -> float:
     """A duration in seconds, with an optional unit: `0`, `90`, `90s`, `45m`, `2h`. Raises ValueError."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0}
     factor = units.get(text[-1:].lower())
-    value = float(text[:-1]) * factor if factor else float(text)
+    try:
+        value = float(text[:-1]) * factor if factor else float(text)
+    except ValueError:
+        raise ValueError("want a time such as 90, 90s, 15m or 2h") from None
     if not 0 <= value < 1e7:
         raise ValueError("must be 0 or more")
     return value
@@ -23,9 +26,17 @@ def positive_seconds(text: str) -> float:
     return value
 
 
+def whole_number(text: str) -> int:
+    """A whole number. Raises ValueError."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("want a whole number") from None
+
+
 def positive_count(text: str) -> int:
     """A whole number of at least 1. Raises ValueError."""
-    value = int(text)
+    value = whole_number(text)
     if value < 1:
         raise ValueError("must be at least 1")
     return value
@@ -35,7 +46,7 @@ def count_or_auto(text: str) -> int | None:
     """A whole number from 1 to 64, or `auto`, which is None. Raises ValueError."""
     if text == "auto":
         return None
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if not 1 <= value <= 64:
         raise ValueError("must be auto or a number from 1 to 64")
     return value

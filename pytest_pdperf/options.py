@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .errors import UsageProblem
-from .option_values import count_or_auto, gres_name, positive_count, positive_seconds, seconds, two_topologies
+from .option_values import (
+    count_or_auto,
+    gres_name,
+    positive_count,
+    positive_seconds,
+    seconds,
+    two_topologies,
+    whole_number,
+)
 
 HOW_TO_RUN = (
     "performance suite: run it with --gpus LIST, or with --engine sim for simulated engines, "
@@ -300,7 +308,7 @@ OPTIONS: tuple[Option, ...] = (
         default="auto",
         parse=count_or_auto,
     ),
-    Option("workload_seed", "seed of prompts and arrivals", metavar="N", default="0", parse=int),
+    Option("workload_seed", "seed of prompts and arrivals", metavar="N", default="0", parse=whole_number),
     Option("plan", "print GPUs, ports, commands and cells, and start nothing", kind="flag", default=False),
     Option("keep_logs", "keep the log of every process, also when all is well", kind="flag", default=False),
 )

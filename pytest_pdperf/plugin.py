@@ -62,6 +62,20 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(problem)) from None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Lease the devices for all xdist workers before the first of them starts."""
+    pdperf = session.config.stash.get(SESSION, None)
+    options = session.config.option
+    starts_workers = getattr(options, "dist", "no") != "no" and not hasattr(session.config, "workerinput")
+    if pdperf is None or not starts_workers or options.collectonly or pdperf.settings["plan"]:
+        return
+    try:
+        pdperf.bench.lease_gpus()
+    except UsageProblem as problem:
+        raise pytest.UsageError(str(problem)) from None
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Give xdist workers the controller's run id, so that all write into one folder."""

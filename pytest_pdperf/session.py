@@ -376,9 +376,8 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
     if inputs.deployment:
         bench = AttachedBench(possible, inputs, run_id, folder, tell)
     else:
-        bench = Bench(
-            possible, inputs, run_id, folder, tell, site_for(possible, inputs, run_id, folder, tell)
-        )
+        site = site_for(possible, inputs, run_id, folder, tell, worker=bool(workerinput))
+        bench = Bench(possible, inputs, run_id, folder, tell, site)
     bench.problems += problems
     judging = Judging(settings=settings, inputs=inputs, root=root, run_id=run_id)
     return Session(

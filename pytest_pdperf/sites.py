@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,15 @@ class Site(Protocol):
     def reserve(self) -> None:
         """Keep the place for this run alone until `release`. Raises UsageProblem when it is not to be had."""
 
+    def hold(self) -> None:
+        """Keep it for the workers of this run, in the process that starts them. Raises UsageProblem."""
+
+    def take_turn(self) -> None:
+        """Wait until no other worker of this run has a launch here; a worker calls it before each of its own."""
+
+    def end_turn(self) -> None:
+        """Let another worker have its turn; safe to call without one."""
+
     def check(self) -> None:
         """Raise UsageProblem when the reserved place is lost, so that nothing can be started there any more."""
 
@@ -96,12 +106,13 @@ class LocalSite:
     here = True
     unknown: tuple[str, ...] = ()
 
-    def __init__(self, inputs: Inputs, settings: Settings) -> None:
+    def __init__(self, inputs: Inputs, settings: Settings, turns: Path | None = None) -> None:
+        """`turns` is the folder by which the workers of a run take turns; None where there is only one process."""
         self.devices: tuple[Device, ...] = ()
         self.inventory = Inventory()
         self.gpu_mib: dict[str, int] = {}
         self.ports = PortRegistry()
-        self._inputs, self._settings = inputs, settings
+        self._inputs, self._settings, self._turns = inputs, settings, turns
         self._placements: dict[str, Placement] = {}
         self._lease: Lease | None = None
         self._memory_before: dict[str, int] = {}
@@ -112,8 +123,10 @@ class LocalSite:
         self._find_devices()
         place = place_in_turn if in_turn else place_all
         self._placements = place(topologies, self.devices, self.inventory)
+        if self._settings["plan"]:
+            self._check_idle()
         for topology in topologies:
-            if topology.router.port is not None:
+            if topology.router.port is not None and self._turns is None:
                 self.ports.release(self.ports.reserve_fixed(f"{topology.name} router", topology.router.port))
 
     def _find_devices(self) -> None:
@@ -126,12 +139,18 @@ class LocalSite:
         elif not request.cpu:
             self.inventory = read_inventory()
         self.devices = resolve(request, self.inventory, visible)
-        check_idle(self.devices, self.inventory)
         if not self._inputs.simulated:
             sizes = {device.visible: self.inventory.memory_mib(device.uuid) for device in self.devices}
             self.gpu_mib = {name: mib for name, mib in sizes.items() if mib is not None}
-        if recorded is None:
-            self._memory_before = memory_in_use(self.devices, self.inventory)
+
+    def _check_idle(self) -> None:
+        """Only under a lease: who waits for one must not be refused because its holder computes."""
+        if self._inputs.gpus is None or self._inputs.gpus.cpu:
+            return
+        now = self._inputs.recorded or read_inventory()
+        check_idle(self.devices, now)
+        if self._inputs.recorded is None:
+            self._memory_before = memory_in_use(self.devices, now)
 
     @property
     def wiring(self) -> Inventory:
@@ -139,9 +158,28 @@ class LocalSite:
         return self.inventory if self._inputs.recorded is None else Inventory()
 
     def reserve(self) -> None:
-        """Tidy up after dead runs, and lock every device."""
+        """Tidy up after dead runs, lock every device, and see that nobody else computes there."""
         self.ports.sweep()
-        self._lease = acquire(self.devices, self._settings["gpu_wait"] or 0.0)
+        if self._turns is None:
+            self._lease = acquire(self.devices, self._settings["gpu_wait"] or 0.0)
+            self._check_idle()
+
+    def hold(self) -> None:
+        """Lock every device of `--gpus`."""
+        self._find_devices()
+        self.reserve()
+
+    def take_turn(self) -> None:
+        """By a second lock within the run; the first is the process's that started the workers."""
+        if self._turns is not None and self._lease is None:
+            self._lease = acquire(self.devices, math.inf, folder=self._turns)
+            self._check_idle()
+
+    def end_turn(self) -> None:
+        """Unlock the second lock."""
+        if self._turns is not None and self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
     def check(self) -> None:
         """A lock is held until this process ends."""
@@ -203,12 +241,21 @@ SLURM_WAIT_S = 3600.0
 
 
 def site_for(
-    settings: Settings, inputs: Inputs, run_id: str, folder: Path, tell: Callable[[str], None]
+    settings: Settings,
+    inputs: Inputs,
+    run_id: str,
+    folder: Path,
+    tell: Callable[[str], None],
+    *,
+    worker: bool = False,
 ) -> Site:
-    """The place that `--launcher` names. Asks nobody and starts nothing. Raises UsageProblem."""
+    """The place that `--launcher` names, for one `worker` of several or for the only process of a run.
+
+    Asks nobody and starts nothing. Raises UsageProblem.
+    """
     wait_s = settings["gpu_wait"]
     if settings["launcher"] == "local":
-        return LocalSite(inputs, settings)
+        return LocalSite(inputs, settings, folder / "turns" if worker else None)
     return SlurmSite(
         wish=read_wish(settings["slurm_arg"]),
         gres=settings["slurm_gres"],

@@ -169,6 +169,15 @@ class SlurmSite:
         ends = f", until {job.ends}" if job.ends else ", without a time limit"
         return f"Slurm job {job.id} on {names}{ends}"
 
+    def hold(self) -> None:
+        """Nothing: every worker asks for a job of its own."""
+
+    def take_turn(self) -> None:
+        """Nothing: see `hold`."""
+
+    def end_turn(self) -> None:
+        """Nothing: see `hold`."""
+
     def check(self) -> None:
         """Raise UsageProblem when the job has ended, such as at its time limit."""
         job = self._job

@@ -58,6 +58,24 @@ def test_durations(text: str, seconds: float) -> None:
     assert positive_seconds(text) == seconds
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("gpu_wait", "soon", "want a time such as 90, 90s, 15m or 2h"),
+        ("startup_timeout", "m", "want a time such as"),
+        ("startup_timeout", "0", "must be more than 0"),
+        ("launches", "two", "want a whole number"),
+        ("workload_seed", "1.5", "want a whole number"),
+        ("client_processes", "many", "must be auto or a number from 1 to 64"),
+    ],
+)
+def test_a_number_that_is_none_is_answered_with_what_is_wanted(name: str, value: str, wanted: str) -> None:
+    option = BY_NAME[name]
+    with pytest.raises(UsageProblem) as caught:
+        settings({option.dest: value})
+    assert str(caught.value).startswith(f"{option.flag}: cannot use {value!r}: {wanted}")
+
+
 @given(st.text(max_size=6))
 def test_durations_are_positive_or_refused(text: str) -> None:
     with contextlib.suppress(ValueError):

@@ -53,11 +53,7 @@ class SimEngine:
                     raise UsageProblem(f"{where}: expected text such as 'decode_step=1.15', got {text!r}")
                 Faults.parse(text, where)
             for key in args:
-                near = difflib.get_close_matches(key, _FLAGS, n=1, cutoff=0.85)
-                if near and key not in _FLAGS:
-                    raise UsageProblem(
-                        f"topology {topology.name!r}: {place}: unknown {key!r}, did you mean {near[0]!r}?"
-                    )
+                _refuse_misspelt(f"topology {topology.name!r}: {place}", key)
 
     def command(self, instance: Instance, programs: Programs) -> Command:
         """One engine process; `instance.model` names the timing profile."""
@@ -89,6 +85,7 @@ class SimEngine:
             if name in _FLAGS:
                 argv += [_FLAGS[name], _text(value)]
             else:
+                _refuse_misspelt(f"arguments of {instance.id}", name)
                 ignored.append(name)
         argv += ["--seed", f"{seed} {instance.id}"]
         if ignored:
@@ -122,6 +119,13 @@ class SimEngine:
     def supported_prompts(self) -> frozenset[str]:
         """Token ids, and text of one token a word."""
         return frozenset({"token_ids", "text"})
+
+
+def _refuse_misspelt(place: str, key: str) -> None:
+    """Arguments of real engines are ignored; one that nearly is an argument of this one is a mistake."""
+    near = difflib.get_close_matches(key, _FLAGS, n=1, cutoff=0.85)
+    if near and key not in _FLAGS:
+        raise UsageProblem(f"{place}: unknown {key!r}, did you mean {near[0]!r}?")
 
 
 def _text(value: FlagValue) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
+
+from pytest_pdperf.gpus.grammar import parse_gpus, resolve
+from pytest_pdperf.gpus.inventory import load_recorded
+from pytest_pdperf.gpus.lease import acquire
 
 INVENTORIES = Path(__file__).parents[2] / "data" / "inventories"
 
@@ -94,3 +100,107 @@ def test_gpus_that_are_not_empty_again_are_an_error_of_the_topology(pytester: py
         ]
     )
     assert "GPU 0 was used by another process meanwhile, pid 99" in result.stdout.str()
+
+
+SHARED = """
+from pathlib import Path
+
+import pytest_pdperf.sites
+import pytest_pdperf.inputs
+from pytest_pdperf.gpus.grammar import parse_gpus
+from pytest_pdperf.gpus.inventory import load_recorded
+
+pytest_pdperf.inputs._gpus = lambda *asked: parse_gpus("all")
+pytest_pdperf.sites.read_inventory = lambda: load_recorded(Path({inventory!r}))
+pytest_pdperf.sites.wait_emptied = lambda before: ()
+"""
+
+
+@pytest.fixture
+def shared(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> tuple[pytest.Pytester, list[str]]:
+    """Two topologies on the GPUs of a recorded machine, and the command line that measures them in two workers."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PDPERF_LEASE_DIR", str(pytester.path / "leases"))
+    pytester.makepyfile(SUITE)
+    pytester.makeconftest(SHARED.format(inventory=str(INVENTORIES / "pcie-l40s-4x.json")))
+    server = "kind: aggregated\nroles:\n  server: {replicas: 1}\n"
+    for name, text in {
+        "topologies/one.yaml": server,
+        "topologies/two.yaml": server,
+        "workloads/small.yaml": "shapes: [64/48]\nconcurrency: [2]\nrequests: 12\nwarmups: 1\ntimeout_s: 30\n",
+    }.items():
+        path = pytester.path / "fixtures" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    wanted = ["--engine", "sim", "--model", "fast", "--topology", "one,two", "--workload", "small"]
+    return pytester, ["-p", "no:cacheprovider", "-n", "2", *wanted]
+
+
+def test_workers_of_one_run_have_the_gpus_one_after_the_other(
+    shared: tuple[pytest.Pytester, list[str]],
+) -> None:
+    pytester, arguments = shared
+    result = pytester.runpytest_subprocess(*arguments, timeout=300)
+    assert result.parseoutcomes() == {"passed": 2}
+    (run,) = (pytester.path / "pdperf-results").iterdir()
+    lines = [(run / "logs" / name / "server-0.log").read_text().splitlines() for name in ("one", "two")]
+    first, second = sorted((log[0][:23], log[-1][:23]) for log in lines)
+    assert first[1] < second[0], "the second came up when the first was down"
+    assert list((pytester.path / "leases").iterdir()) == []
+    assert list((run / "turns").iterdir()) == []
+
+
+def test_gpus_of_another_run_are_refused_before_any_worker_starts(
+    shared: tuple[pytest.Pytester, list[str]],
+) -> None:
+    pytester, arguments = shared
+    found = load_recorded(INVENTORIES / "pcie-l40s-4x.json")
+    with acquire(resolve(parse_gpus("2"), found, None), command="the nightly"):
+        result = pytester.runpytest_subprocess(*arguments, timeout=300)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: GPU 2 * is in use by process *: the nightly; wait for it or name other GPUs"]
+    )
+
+
+def test_who_waits_for_a_lease_is_not_refused_because_its_holder_computes(
+    shared: tuple[pytest.Pytester, list[str]],
+) -> None:
+    """The GPUs are busy until the holder lets go of them."""
+    pytester, arguments = shared
+    free = INVENTORIES / "pcie-l40s-4x.json"
+    seen = pytester.path / "seen"
+    text = f"""
+from pytest_pdperf.gpus.inventory import GpuProcess
+
+
+def read():
+    Path({str(seen)!r}).touch()
+    found = load_recorded(Path({str(free)!r}))
+    if not Path({str(pytester.path / "held")!r}).exists():
+        return found
+    users = (GpuProcess(pid=4242, used_mib=40_000, command="the holder's engine"),)
+    gpus = tuple(gpu.model_copy(update={{"processes": users}}) for gpu in found.gpus)
+    return found.model_copy(update={{"gpus": gpus}})
+
+
+pytest_pdperf.sites.read_inventory = read
+"""
+    pytester.makeconftest(SHARED.format(inventory=str(free)) + text)
+    held = pytester.path / "held"
+    held.touch()
+    lease = acquire(resolve(parse_gpus("all"), load_recorded(free), None))
+
+    def let_go() -> None:
+        while not seen.exists():
+            time.sleep(0.05)
+        time.sleep(0.5)
+        held.unlink()
+        lease.release()
+
+    thread = threading.Thread(target=let_go, daemon=True)
+    thread.start()
+    alone = [word for word in arguments if word not in ("-n", "2")]
+    result = pytester.runpytest_subprocess(*alone, "--gpu-wait", "120", "-k", "one", timeout=300)
+    thread.join(10)
+    assert result.parseoutcomes() == {"passed": 1, "deselected": 1}

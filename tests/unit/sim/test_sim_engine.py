@@ -103,6 +103,12 @@ def test_a_structured_value_for_a_known_flag_is_a_usage_problem() -> None:
         ENGINE.command(instance(args={"max_model_len": [1]}), PROGRAMS)
 
 
+def test_a_misspelt_argument_is_not_one_of_a_real_engine() -> None:
+    with pytest.raises(UsageProblem, match="unknown 'max_num_seq', did you mean 'max_num_seqs'"):
+        ENGINE.command(instance(args={"max_num_seq": 3}), PROGRAMS)
+    assert "--ignored" in ENGINE.command(instance(args={"compilation_config": 3}), PROGRAMS).argv
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
