@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pytest_pdperf.engines.sim.cluster import Deployment, RequestTimes, Traffic, simulate
+from pytest_pdperf.engines.sim.cluster import Deployment, simulate
 from pytest_pdperf.engines.sim.profile import H100_QWEN3_32B, Profile
+from pytest_pdperf.engines.sim.traffic import RequestTimes, Traffic
 from pytest_pdperf.spec.topology import Kind
 
 PUBLISHED = Path(__file__).with_name("published_h100.json")

@@ -8,7 +8,7 @@ from random import Random
 from .http import JSON, Exchange
 from .metrics import EngineMetrics
 from .request import Wanted
-from .scheduler import Sequence
+from .sequence import Sequence
 from .stream import AnswerHead, EventWriter, Writer
 from .tokens import EOS_TOKEN, continuation
 

@@ -24,7 +24,8 @@ from .metrics import EngineCollector, EngineMetrics, exposition
 from .profile import VERSION
 from .request import Limits, Refused, Wanted, check_model, parse_object, parse_request, tokens_of
 from .runner import Runner
-from .scheduler import Sequence, State, Step, StepScheduler
+from .scheduler import StepScheduler
+from .sequence import Sequence, State, Step
 from .settings import Settings
 from .side_channel import KvLoadError
 from .stream import AnswerHead, Api, error_body

@@ -16,29 +16,13 @@ from pytest_pdperf.spec.roles import Kind, Role
 from .faults import Dice, Faults
 from .link import KvLink
 from .profile import Profile, link_named
-from .scheduler import Sequence as EngineSequence
-from .scheduler import Step, StepScheduler
+from .scheduler import StepScheduler
+from .sequence import Sequence as EngineSequence
+from .sequence import Step
+from .traffic import RequestTimes, Traffic
 
 _NOISE_BATCH = 4096
 _JITTER_SCALE = 1.45
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """One class of clients: `concurrency` of them, each sending its next request when the last has ended."""
-
-    input_tokens: tuple[int, int]
-    output_tokens: int
-    requests: int
-    concurrency: int
-    name: str = "main"
-    think_s: float = 0.0
-    """Pause after an answer, drawn x U(1 - think_spread, 1 + think_spread)."""
-    think_spread: float = 0.8
-    start_spread_s: float = 0.0
-    """First sends are spread over U(0, start_spread_s)."""
-    length_sigma: float = 0.0
-    """A fixed prompt length is drawn x N(1, length_sigma), as tokenised random text has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +39,6 @@ class Deployment:
     herd: float = 0.85
     """Probability that a pick follows the one before it made less than `herd_window_s` ago."""
     herd_window_s: float = 0.0532
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTimes:
-    """One simulated request. Seconds on the run's clock, which starts at 0; `token_s` as the client sees them."""
-
-    stream: str
-    index: int
-    prompt_tokens: int
-    output_tokens: int
-    engine: str
-    sent_s: float
-    token_s: tuple[float, ...]
-    failed: bool = False
-    local_prefill: bool = False
-    """True when the engine that decoded has computed the prompt too."""
-
-    @property
-    def ttft_s(self) -> float:
-        """First token after sending."""
-        return self.token_s[0] - self.sent_s
-
-    @property
-    def tpot_s(self) -> float:
-        """Mean time per token after the first; needs two tokens."""
-        return (self.token_s[-1] - self.token_s[0]) / (len(self.token_s) - 1)
 
 
 class _Request:

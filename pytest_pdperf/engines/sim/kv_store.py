@@ -9,7 +9,7 @@ from .faults import Dice
 from .log import Log
 from .metrics import EngineMetrics
 from .runner import Runner
-from .scheduler import Sequence
+from .sequence import Sequence
 from .side_channel import Message, Reply
 
 

@@ -19,7 +19,7 @@ from .connector import Failures, Parts, Transfer, call_later, mean, p90, sizes
 from .http import Connection, Exchange
 from .kv_store import KvStore
 from .request import Wanted
-from .scheduler import State
+from .sequence import State
 from .side_channel import KvLoadError, PrefillPeers, Pulled, SideChannelServer
 
 _ANSWER_S = 5.0

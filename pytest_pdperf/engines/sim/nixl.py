@@ -11,7 +11,7 @@ from .answer import Answer
 from .connector import Failures, Parts, Transfer, call_later, mean, p90, sizes
 from .kv_store import KvStore
 from .request import Wanted
-from .scheduler import State
+from .sequence import State
 from .side_channel import KvLoadError, PrefillPeers, Pulled, SideChannelServer
 
 

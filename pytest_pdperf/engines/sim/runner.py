@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from .link import KvLink
-from .scheduler import Sequence, State, Step, StepScheduler
+from .scheduler import StepScheduler
+from .sequence import Sequence, State, Step
 from .timer import Timer
 
 

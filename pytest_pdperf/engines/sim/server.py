@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,10 +14,9 @@ from pytest_pdperf.spec.roles import Role
 from .app import SimEngine
 from .connectors import CONNECTORS
 from .faults import Faults
-from .http import Connection
-from .live import with_live_faults
 from .log import WINDOW_S, Log
-from .profile import VERSION, link_named, profile_named
+from .process import EngineProcess, run
+from .profile import link_named, profile_named
 from .settings import Settings
 from .timer import make_timer
 from .windows import Windows
@@ -99,71 +95,48 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return settings
 
 
-async def serve(settings: Settings, port: int, log: Log) -> None:
-    """Load, listen, and serve until SIGTERM or SIGINT."""
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    log.info(f"Starting to load model {settings.profile.name}...")
-    began = time.monotonic()
-    loading = asyncio.ensure_future(asyncio.sleep(settings.profile.load_s + settings.faults.slow_start))
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if stop.is_set():
-        return
-    log.info(f"Loading weights took {time.monotonic() - began:.2f} seconds (simulated)")
-    engine = SimEngine(settings, log)
-    engine.runner.timer = make_timer(loop, engine.runner.wake)
-    windows = Windows(log, engine.metrics, engine.state, engine.connector)
-    connections: set[Connection] = set()
-    handle = with_live_faults(engine, log)
-    await engine.connector.listen(loop)
-    log.info(f"Starting vLLM server (simulated) on http://{settings.host}:{port}")
-    await loop.create_server(
-        lambda: Connection(handle, log.access, connections), settings.host, port, backlog=1024
-    )
-    gc.collect()
-    gc.freeze()
-    log.info("Application startup complete.")
-    while not stop.is_set():
-        try:
-            await asyncio.wait_for(stop.wait(), WINDOW_S)
-        except TimeoutError:
-            windows.transfers = [*engine.transfers]
-            engine.transfers.clear()
-            windows.tick()
-    for connection in list(connections):
-        connection.abort()
-    log.info("Shutting down.")
+class VllmProcess(EngineProcess):
+    """A process that talks and listens like `vllm serve`."""
+
+    def loading(self) -> str:
+        """As vLLM says it."""
+        return f"Starting to load model {self.settings.profile.name}..."
+
+    def loaded(self, took_s: float) -> str:
+        """As vLLM says it."""
+        return f"Loading weights took {took_s:.2f} seconds (simulated)"
+
+    def make(self, loop: asyncio.AbstractEventLoop) -> SimEngine:
+        """The engine, and the windows in which its log sums up."""
+        self._engine = engine = SimEngine(self.settings, self.log)
+        engine.runner.timer = make_timer(loop, engine.runner.wake)
+        self._windows = Windows(self.log, engine.metrics, engine.state, engine.connector)
+        return engine
+
+    async def listen_beside(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What the KV connector needs."""
+        await self._engine.connector.listen(loop)
+        self.log.info(f"Starting vLLM server (simulated) on http://{self.settings.host}:{self.port}")
+
+    def ready(self) -> tuple[str, ...]:
+        """As uvicorn says it."""
+        return ("Application startup complete.",)
+
+    async def until(self, stop: asyncio.Event) -> None:
+        """With a line for each window."""
+        while not stop.is_set():
+            try:
+                await asyncio.wait_for(stop.wait(), WINDOW_S)
+            except TimeoutError:
+                self._windows.transfers = [*self._engine.transfers]
+                self._engine.transfers.clear()
+                self._windows.tick()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one engine; the exit status is 2 for bad options and 0 after SIGTERM."""
-    import uvloop
-
+    """Run one engine; for the exit status see `process.run`."""
     options = parse_arguments(sys.argv[1:] if argv is None else argv)
-    log = Log()
-    try:
-        settings = settings_of(options)
-    except UsageProblem as problem:
-        log.error(str(problem))
-        return 2
-    log.info(
-        f"SIMULATED engine, version {VERSION}: role {settings.role.value}, profile {settings.profile.name}"
-    )
-    if options.ignored:
-        log.info(f"ignoring engine arguments without meaning for a simulation: {options.ignored}")
-    if settings.faults.active:
-        log.warning(f"faults: {options.faults}")
-    for name in settings.faults.without_effect_on(settings.role):
-        log.warning(f"fault {name} has no effect on role {settings.role.value}")
-    try:
-        uvloop.run(serve(settings, options.port, log))
-    except OSError as problem:
-        log.error(f"cannot listen on {settings.host}:{options.port}: {problem}")
-        return 1
-    return 0
+    return run(options, Log(), settings_of, VllmProcess)
 
 
 if __name__ == "__main__":

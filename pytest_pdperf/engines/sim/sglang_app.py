@@ -17,7 +17,7 @@ from .connector import call_later
 from .http import Exchange
 from .log import Log
 from .request import Refused, parse_object, parse_request
-from .scheduler import Sequence, State, Step
+from .sequence import Sequence, State, Step
 from .settings import Settings
 from .sglang_answer import SglangAnswer
 from .sglang_info import loads, model_info, old_loads, server_info

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from .faults import Dice
 from .runner import Runner
-from .scheduler import Sequence
+from .sequence import Sequence
 from .sglang_wire import ABORTED
 from .side_channel import Message, Reply
 

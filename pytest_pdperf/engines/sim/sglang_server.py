@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
-import signal
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 
-from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.roles import Role
 
-from .http import Connection
-from .live import with_live_faults
 from .log import Log
-from .profile import VERSION
+from .process import EngineProcess, run
 from .server import parse_arguments, settings_of
 from .settings import Settings
 from .sglang_app import Dialect, SglangEngine
@@ -45,70 +41,51 @@ def split_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     return parser.parse_known_args(argv)
 
 
-async def serve(settings: Settings, dialect: Dialect, port: int, log: Log) -> None:
-    """Load, listen, and serve until SIGTERM or SIGINT."""
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    log.info(f"Load weight begin. model={settings.profile.name} (simulated)")
-    began = time.monotonic()
-    loading = asyncio.ensure_future(asyncio.sleep(settings.profile.load_s + settings.faults.slow_start))
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if stop.is_set():
-        return
-    log.info(f"Load weight end. elapsed={time.monotonic() - began:.2f} s (simulated)")
-    engine = SglangEngine(settings, log, dialect=dialect)
-    engine.runner.timer = make_timer(loop, engine.runner.wake)
-    connections: set[Connection] = set()
-    handle = with_live_faults(engine, log)
-    if settings.role is Role.PREFILL:
-        bootstrap = settings.side_channel_port
-        await loop.create_server(lambda: SideChannelServer(engine.rooms.handle), settings.host, bootstrap)
-        log.info(f"CommonKVBootstrapServer started successfully on {settings.host}:{bootstrap} (simulated)")
-    await loop.create_server(
-        lambda: Connection(handle, log.access, connections), settings.host, port, backlog=1024
-    )
-    gc.collect()
-    gc.freeze()
-    log.info(f"Uvicorn running on http://{settings.host}:{port} (simulated)")
-    log.info("The server is fired up and ready to roll!")
-    await stop.wait()
-    for connection in list(connections):
-        connection.abort()
-    log.info("SIGTERM received. Shutting down.")
+class SglangProcess(EngineProcess):
+    """A process that talks and listens like `sglang.launch_server`."""
+
+    protocol = "SGLang's protocol, "
+    last_words = "SIGTERM received. Shutting down."
+
+    def __init__(self, settings: Settings, log: Log, port: int, dialect: Dialect) -> None:
+        super().__init__(settings, log, port)
+        self._dialect = dialect
+
+    def loading(self) -> str:
+        """As SGLang says it."""
+        return f"Load weight begin. model={self.settings.profile.name} (simulated)"
+
+    def loaded(self, took_s: float) -> str:
+        """As SGLang says it."""
+        return f"Load weight end. elapsed={took_s:.2f} s (simulated)"
+
+    def make(self, loop: asyncio.AbstractEventLoop) -> SglangEngine:
+        """The engine."""
+        self._engine = engine = SglangEngine(self.settings, self.log, dialect=self._dialect)
+        engine.runner.timer = make_timer(loop, engine.runner.wake)
+        return engine
+
+    async def listen_beside(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Prefill's bootstrap server."""
+        if self.settings.role is not Role.PREFILL:
+            return
+        host, port = self.settings.host, self.settings.side_channel_port
+        await loop.create_server(lambda: SideChannelServer(self._engine.rooms.handle), host, port)
+        self.log.info(f"CommonKVBootstrapServer started successfully on {host}:{port} (simulated)")
+
+    def ready(self) -> tuple[str, ...]:
+        """As uvicorn and SGLang say it."""
+        return (
+            f"Uvicorn running on http://{self.settings.host}:{self.port} (simulated)",
+            "The server is fired up and ready to roll!",
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one engine; the exit status is 2 for bad options and 0 after SIGTERM."""
-    import uvloop
-
+    """Run one engine; for the exit status see `process.run`."""
     own, rest = split_arguments(sys.argv[1:] if argv is None else argv)
-    options = parse_arguments(rest)
-    log = SglangLog()
-    try:
-        settings = settings_of(options)
-    except UsageProblem as problem:
-        log.error(str(problem))
-        return 2
-    log.info(
-        f"SIMULATED engine, version {VERSION}: SGLang's protocol, role {settings.role.value}, "
-        f"profile {settings.profile.name}"
-    )
-    if options.ignored:
-        log.info(f"ignoring engine arguments without meaning for a simulation: {options.ignored}")
-    if settings.faults.active:
-        log.warning(f"faults: {options.faults}")
-    for name in settings.faults.without_effect_on(settings.role):
-        log.warning(f"fault {name} has no effect on role {settings.role.value}")
     dialect = Dialect(own.incremental_streaming_output, own.metrics_form == "old")
-    try:
-        uvloop.run(serve(settings, dialect, options.port, log))
-    except OSError as problem:
-        log.error(f"cannot listen on {settings.host}:{options.port}: {problem}")
-        return 1
-    return 0
+    return run(parse_arguments(rest), SglangLog(), settings_of, partial(SglangProcess, dialect=dialect))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pytest_pdperf.engines.sim.answer import Answer
 from pytest_pdperf.engines.sim.http import Connection, Exchange
 from pytest_pdperf.engines.sim.metrics import EngineMetrics
 from pytest_pdperf.engines.sim.request import Wanted
-from pytest_pdperf.engines.sim.scheduler import Sequence
+from pytest_pdperf.engines.sim.sequence import Sequence
 from pytest_pdperf.engines.sim.stream import AnswerHead
 from pytest_pdperf.engines.sim.tokens import EOS_TOKEN, continuation, kv_digest
 

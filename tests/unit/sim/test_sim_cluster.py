@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_pdperf.engines.sim.cluster import Deployment, RequestTimes, Traffic, simulate, simulate_cell
+from pytest_pdperf.engines.sim.cluster import Deployment, simulate, simulate_cell
 from pytest_pdperf.engines.sim.faults import Faults
 from pytest_pdperf.engines.sim.profile import FAST, H100_QWEN3_32B
+from pytest_pdperf.engines.sim.traffic import RequestTimes, Traffic
 from pytest_pdperf.spec.topology import Kind
 
 AGGREGATED, PD = Kind.AGGREGATED, Kind.PD

@@ -16,7 +16,8 @@ from pytest_pdperf.engines.sim.log import Log
 from pytest_pdperf.engines.sim.metrics import EngineMetrics
 from pytest_pdperf.engines.sim.profile import FAST, Link
 from pytest_pdperf.engines.sim.runner import Runner
-from pytest_pdperf.engines.sim.scheduler import Sequence, State, StepScheduler
+from pytest_pdperf.engines.sim.scheduler import StepScheduler
+from pytest_pdperf.engines.sim.sequence import Sequence, State
 from pytest_pdperf.engines.sim.side_channel import (
     KvLoadError,
     Message,

@@ -9,7 +9,8 @@ import pytest
 from pytest_pdperf.engines.sim.link import KvLink
 from pytest_pdperf.engines.sim.profile import FAST, Link
 from pytest_pdperf.engines.sim.runner import Runner
-from pytest_pdperf.engines.sim.scheduler import Sequence, Step, StepScheduler
+from pytest_pdperf.engines.sim.scheduler import StepScheduler
+from pytest_pdperf.engines.sim.sequence import Sequence, Step
 
 
 @dataclass

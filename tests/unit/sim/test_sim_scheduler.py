@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from pytest_pdperf.engines.sim.faults import Faults
 from pytest_pdperf.engines.sim.profile import FAST, H100_QWEN3_32B
-from pytest_pdperf.engines.sim.scheduler import Sequence, State, Step, StepScheduler
+from pytest_pdperf.engines.sim.scheduler import StepScheduler
+from pytest_pdperf.engines.sim.sequence import Sequence, State, Step
 
 BUDGET = 64
 SEQS = 4

@@ -13,7 +13,8 @@ from pytest_pdperf.engines.sim.faults import Chance, Dice
 from pytest_pdperf.engines.sim.link import KvLink
 from pytest_pdperf.engines.sim.profile import FAST
 from pytest_pdperf.engines.sim.runner import Runner
-from pytest_pdperf.engines.sim.scheduler import Sequence, State, Step, StepScheduler
+from pytest_pdperf.engines.sim.scheduler import StepScheduler
+from pytest_pdperf.engines.sim.sequence import Sequence, State, Step
 from pytest_pdperf.engines.sim.sglang_rooms import Rooms, RoomTaken
 from pytest_pdperf.engines.sim.side_channel import Message
 
