@@ -124,7 +124,8 @@ def _store(job: Job, outcome: Outcome, spool: Spool, out: Path) -> None:
 
     def records() -> Iterator[RequestRecord]:
         for exchange in outcome.exchanges:
-            yield to_record(exchange, spool.get(exchange), job.target.api, expect)
+            record = to_record(exchange, spool.get(exchange), job.target.api, expect)
+            yield replace(record, error=job.target.access.masked(record.error)) if record.error else record
 
     made = settle_chat(list(records())) if chat else records()
     unstamped = sum(e.user_stamps for e in outcome.exchanges if not e.warmup)

@@ -181,6 +181,18 @@ def test_secrets_reach_the_server_and_no_file(tmp_path: Path, monkeypatch: pytes
     assert not [p for p in (tmp_path / "out").iterdir() if b"very-secret" in p.read_bytes()]
 
 
+def test_a_key_that_a_server_repeats_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUR_KEY", "very-secret")
+    body = b"no: 'very-secret' is no key of ours"
+    head = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with scripted([Script([Segment(0, body)], head=head, chunked=False)]) as server:
+        target = Target(server.url, "m", key_env="OUR_KEY")
+        records = run_cell(target, cell(2, 1), seed=1, salt="r", out_dir=tmp_path / "out")
+        assert all(b"Authorization: Bearer very-secret" in s.request for s in server.served)
+    assert "is no key of ours" in records.requests[0].error
+    assert not [p for p in (tmp_path / "out").iterdir() if b"very-secret" in p.read_bytes()]
+
+
 def test_worker_dies_with_its_parent(tmp_path: Path) -> None:
     """A killed pytest leaves no load generator behind."""
     script = (

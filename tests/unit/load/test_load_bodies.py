@@ -70,6 +70,15 @@ def test_request_head() -> None:
     assert b"Connection: close" in http_request(b"{}", target(keep_alive=False), "id-1")
 
 
+def test_an_api_key_is_sent_as_a_bearer_token_and_its_job_names_the_variable_only() -> None:
+    made = target(key_env="OUR_KEY", ca_file="/ca.pem")
+    assert headers_of(made, {"OUR_KEY": "abc"}) == (("Authorization", "Bearer abc"),)
+    assert "abc" not in json.dumps(made.to_json())
+    assert Target.from_json(json.loads(json.dumps(made.to_json()))) == made
+    with pytest.raises(UsageProblem, match="variable OUR_KEY is not set"):
+        headers_of(made, {})
+
+
 def test_secrets_come_from_the_environment_and_stay_out_of_the_job() -> None:
     made = target(headers_from_env={"Authorization": "SERVE_KEY"})
     assert headers_of(made, {"SERVE_KEY": "Bearer abc"}) == (("Authorization", "Bearer abc"),)
