@@ -131,3 +131,8 @@ def test_three_looks_tell_a_leak(
 def test_usage_of_running_requests_is_no_leak_and_no_proof() -> None:
     assert judge_leak(0.0, 0.31, 0.31, running_plus_waiting=1).status == "unknown"
     assert judge_leak(0.0, 0.0, 0.0, running_plus_waiting=None).status == "unknown"
+
+
+def test_where_nobody_can_be_asked_nothing_is_waited_for_and_nothing_is_known() -> None:
+    found = wait_drained({}, 30.0, scraper=lambda urls, timeout_s: {})
+    assert (found.status, found.waited_s) == ("unknown", None)
