@@ -19,7 +19,7 @@ OLDEST = (21, 8)
 """First release with `srun --exact`, without which a step takes all CPUs of its job."""
 
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT")
-_VARIABLE = re.compile(r"(SLURM|SLURMD|SRUN|SALLOC|SBATCH)_\w+")
+_VARIABLE = re.compile(r"(SLURM|SLURMD|SRUN)_\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,10 @@ def asked(run: Slurm, *argv: str) -> str:
 
 
 def foreign_variables(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Variables of a surrounding job that srun and salloc would take for options, such as SLURM_CPUS_PER_TASK."""
+    """Variables of a surrounding job that srun and salloc would take for options, such as SLURM_CPUS_PER_TASK.
+
+    A user's own defaults for salloc (SALLOC_ACCOUNT) stay.
+    """
     return tuple(name for name in env if _VARIABLE.fullmatch(name) and name not in _KEPT)
 
 

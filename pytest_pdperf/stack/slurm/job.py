@@ -114,6 +114,36 @@ OVER = (
 """States of a job that has ended; COMPLETING is not among them: its processes may still run."""
 
 
+HOPELESS = frozenset(
+    {
+        *(
+            "AccountNotAllowed",
+            "BadConstraints",
+            "InvalidAccount",
+            "InvalidQOS",
+            "JobHeldAdmin",
+            "JobHeldUser",
+        ),
+        *(
+            "PartitionConfig",
+            "PartitionDown",
+            "PartitionInactive",
+            "PartitionNodeLimit",
+            "PartitionTimeLimit",
+        ),
+        *("QOSNotAllowed", "ReservationDeleted", "QOSMaxNodePerUserLimit", "QOSMaxWallDurationPerJobLimit"),
+        *(
+            "AssocMaxNodePerJobLimit",
+            "AssocMaxWallDurationPerJobLimit",
+            "AssocMaxGRESPerJob",
+            "QOSMaxGRESPerJob",
+        ),
+        *("QOSMaxNodePerJobLimit",),
+    }
+)
+"""Reasons to be pending that do not pass by waiting."""
+
+
 def owner_comment() -> str:
     """What marks a job as ours in Slurm: `pdperf doctor` tells by it whether the run still lives."""
     return f"pdperf={procfs.owner_marker()}"
@@ -167,7 +197,8 @@ class JobHolder:
     def wait(self, deadline_s: float, tell: Progress) -> str:
         """Wait until the job runs and return its number; tells why it is pending.
 
-        Raises UsageProblem, with the job gone, when Slurm refuses it and when it still pends after `deadline_s`.
+        Raises UsageProblem, with the job gone, when Slurm refuses it, when it pends for a reason that waiting does
+        not change, and when it still pends after `deadline_s`.
         """
         began = told = self._clock()
         shown = ""
@@ -182,6 +213,12 @@ class JobHolder:
                 state = job_state(self._run, job)
                 if state.name == "RUNNING":
                     return job
+                if state.name == "PENDING" and state.reason in HOPELESS:
+                    self.release()
+                    raise UsageProblem(
+                        f"{PLACE}: job {job} could never start ({state.reason}) and was cancelled\n"
+                        f"  asked with: {shlex.join(self.command)}"
+                    )
                 text = f"Slurm job {job} is {state.name.lower() or 'submitted'}"
                 text += f": {state.reason}" if state.reason not in ("", "None") else ""
                 now = self._clock()

@@ -26,6 +26,7 @@ from pytest_pdperf.spec.loader import (
     load_workload,
     shipped_fixtures,
 )
+from pytest_pdperf.stack.slurm.asking import read_wish
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -130,7 +131,10 @@ def test_pytest_commands_use_options_that_exist_and_values_that_parse(words: tup
         read_named(elsewhere, {str(settings["target_api_key_env"]): "a-key"})
         return
     real = settings["engine"] not in ("sim", "sim-sglang")
-    assert not real or settings["gpus"], "real engines need --gpus"
+    slurm = settings["launcher"] == "slurm"
+    read_wish(settings["slurm_arg"])
+    assert slurm or not settings["slurm_arg"], "--slurm-arg is for --launcher slurm"
+    assert not real or settings["gpus"] or slurm, "real engines need --gpus, or a Slurm that hands them out"
     assert not real or settings["model"] or settings["gpus"] == "cpu", "real engines need --model"
     folders = [shipped_fixtures()]
     for name in settings["topology"].split(","):
