@@ -14,7 +14,7 @@ _OWNED = {
     "gres": "--slurm-gres and the topology",
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), _TOPOLOGY),
     **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu", "job-name", "comment"), _LAUNCHER),
-    **dict.fromkeys(("no-shell", "quiet", "no-bell", "jobid"), _LAUNCHER),
+    **dict.fromkeys(("no-shell", "quiet", "no-bell", "jobid", "kill-command"), _LAUNCHER),
 }
 """Options of salloc with another owner -> who it is."""
 
@@ -86,17 +86,22 @@ class Size:
     gres: str = "gpu"
 
 
+_HOLD = ("--no-bell", "--kill-command=KILL")
+"""Options that only salloc has."""
+
+
 def salloc(
     size: Size, wish: Wish, *, name: str, comment: str, keep: Sequence[str] = ("sleep", "infinity")
 ) -> tuple[str, ...]:
     """The command that asks for a job and holds it while `keep` runs on this machine.
 
-    salloc gives the job back on SIGTERM, also while it is pending, and when `keep` ends.
+    salloc gives the job back on SIGTERM, also while it is pending, and when `keep` ends; `keep` is killed when the job
+    is lost, since salloc would wait for it for ever.
     """
     cpus = () if wish.sets_cpus else (f"--cpus-per-task={size.cpus}",)
     gres = (f"--gres={size.gres}:{size.gpus}",) if size.gpus else ()
     return (
-        *("salloc", f"--job-name={name}", f"--comment={comment}", "--no-bell"),
+        *("salloc", f"--job-name={name}", f"--comment={comment}", *_HOLD),
         *(f"--nodes={size.nodes}", "--ntasks-per-node=1", *cpus, *gres),
         *wish.args,
         *keep,
@@ -106,4 +111,4 @@ def salloc(
 def forecast(size: Size, wish: Wish) -> tuple[str, ...]:
     """The command that asks Slurm when such a job would start, without submitting it."""
     command = salloc(size, wish, name="pdperf-plan", comment="plan", keep=())
-    return ("sbatch", "--test-only", *(word for word in command[1:] if word != "--no-bell"), "--wrap=true")
+    return ("sbatch", "--test-only", *(word for word in command[1:] if word not in _HOLD), "--wrap=true")

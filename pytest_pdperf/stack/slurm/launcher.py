@@ -21,8 +21,8 @@ ROUTER = "router"
 
 _CAUSE = re.compile(
     r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE|MEMORY LIMIT)|[Oo]ut [Oo]f [Mm]emory|oom[-_ ]kill"
-    r"|\*\*\* (?:STEP|JOB) .*CANCELLED|exec: .*not found|Unable to create step|execve\(\): |Node failure"
-    r"|Socket timed out|Invalid job id"
+    r"|\*\*\* (?:STEP|JOB) .*CANCELLED|(?:Force Terminated|Terminating) StepId|Unable to create step"
+    r"|exec: .*not found|execve\(\): |Node failure|Socket timed out|Invalid job id"
 )
 _WAITING = re.compile(r"srun: .*step creation (?:temporarily disabled|still disabled)")
 
