@@ -59,6 +59,7 @@ def watched_of(stack: Stack, topology: Topology, site: Site) -> Watched:
         kind=topology.kind,
         roles={instance.id: instance.role for instance in stack.plan.instances},
         urls=stack.role_urls,
+        router_page=stack.router_metrics_url,
         logs=stack.logs,
         uuids=tuple(dict.fromkeys(gpu.uuid for one in placement.placed for gpu in gpus_of(one.devices))),
         asked=topology.kv_transfer.transport if topology.kv_transfer else "auto",

@@ -25,6 +25,7 @@ from .names import Quantity
 from .path import whole_block_tail
 from .readings import block_tokens, engine_of, observations
 from .record import Evidence, Expected
+from .router_time import RouterTime, router_time
 from .transport import LinkBytes, LogTransport, TransportVerdict, judge_transport
 from .ttft_split import TtftSplit, split_ttft
 from .utilisation import Limit, RoleLoad, limiting_role, role_loads
@@ -62,6 +63,8 @@ class Watched:
     """The stack runs on this machine, so this machine's link counters count its bytes."""
     tensor_parallel: bool = False
     """NVLink then carries other traffic than KV too."""
+    router_page: str | None = None
+    """URL of the router's metrics page; None without one."""
     router_ms: float | None = None
     """What the router adds to a request; None when it was not measured. Below the noise it may be negative."""
     http_ms: float | None = None
@@ -81,6 +84,9 @@ class Seen:
     links_after: LinkBytes
     looks: tuple[Look, ...] = ()
     failed_looks: int = 0
+    router_before: Snapshot | Unknown | None = None
+    router_after: Snapshot | Unknown | None = None
+    """The router's own page; None where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,7 @@ def judge_cell(watched: Watched, seen: Seen, records: CellRecords) -> CellEviden
     evidence = judge_evidence(
         watched.kind, seen.before, after, expected, watched.roles, wall_s=span.seconds or None
     )
-    split = _split(watched, seen.before, after, records)
+    split = _split(watched, seen, after, records)
     pd = watched.kind is Kind.PD
     transport = _transport(watched, seen, evidence) if pd else None
     engine_lines = {name: seen.lines.get(name) for name in watched.roles}
@@ -246,7 +252,7 @@ def _block(watched: Watched, pages: Mapping[str, Snapshot | Unknown]) -> int | N
 
 def _split(
     watched: Watched,
-    before: Mapping[str, Snapshot | Unknown],
+    seen_around: Seen,
     after: Mapping[str, Snapshot | Unknown],
     records: CellRecords,
 ) -> TtftSplit | Unknown:
@@ -257,14 +263,17 @@ def _split(
         return Unknown(f"{len(times) - len(known)} of {len(times)} requests have no first token of their own")
     seen = [r for r in records.requests if not r.not_streamed and r.event_ns]
     client = fmean(map(merged_ms, seen)) if records.stamp_source == "kernel" else None
+    clocks = router_time(seen_around.router_before, seen_around.router_after, len(times))
+    timed = isinstance(clocks, RouterTime)
     split = split_ttft(
         watched.kind,
-        before,
+        seen_around.before,
         after,
         watched.roles,
         measured_ttft_ms=sum(known) / len(known),
         requests=len(times),
         router_ms=None if watched.router_ms is None else max(0.0, watched.router_ms),
+        router_time=clocks if isinstance(clocks, RouterTime) else None,
         client_lag_ms=client,
     )
     if isinstance(split, Unknown):
@@ -273,7 +282,9 @@ def _split(
         why = "first tokens that came with later ones under one stamp; a router that flushes late looks the same"
         split = replace(split, notes=(*split.notes, f"client: {why}"))
     hand_over = split.stages.get("hand_over")
-    if watched.http_ms is not None and hand_over is not None:
+    if timed and watched.kind is Kind.PD:
+        split = replace(split, notes=(*split.notes, "router: by its own clock, in this window"))
+    elif watched.http_ms is not None and hand_over is not None:
         http = max(0.0, watched.http_ms)
         split = replace(
             split,

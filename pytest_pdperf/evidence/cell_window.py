@@ -16,6 +16,7 @@ from .drain import Drain, wait_drained
 from .exposition import Snapshot, Unknown
 from .gpu_trace import GpuSampler
 from .log_window import LogWindow
+from .scrape import scrape
 from .transport import LinkBytes, LogTransport, read_links, read_transport_log
 
 DRAIN_TIMEOUT_S = 30.0
@@ -34,6 +35,10 @@ def _drain(
     return wait_drained(urls, timeout_s, before=before, poll_s=DRAIN_POLL_S, scrape_timeout_s=PAGE_TIMEOUT_S)
 
 
+def _page(url: str) -> Snapshot | Unknown:
+    return scrape({"router": url}, PAGE_TIMEOUT_S)["router"]
+
+
 @dataclass(frozen=True)
 class Instruments:
     """What a window looks through; tests bring their own."""
@@ -43,6 +48,7 @@ class Instruments:
     sampler: Callable[[tuple[str, ...]], GpuSampler] = field(
         default=lambda uuids: GpuSampler(uuids, period_s=SAMPLE_PERIOD_S, clock=time.time)
     )
+    page: Callable[[str], Snapshot | Unknown] = _page
 
 
 class TransportLog:
@@ -102,6 +108,7 @@ class CellWindow:
     def __enter__(self) -> CellWindow:
         watched, look = self._watched, self._instruments
         self._before = look.drain(watched.urls, SETTLE_TIMEOUT_S, None).snapshots
+        self._router = look.page(watched.router_page) if watched.router_page else None
         self._logs = LogWindow({name: watched.logs[name] for name in watched.roles if name in watched.logs})
         self._links = look.links(watched.uuids) if watched.here else LinkBytes()
         self._sampler = self._exits.enter_context(look.sampler(watched.uuids)) if watched.uuids else None
@@ -127,5 +134,7 @@ class CellWindow:
             links_after=links,
             looks=self._sampler.looks if self._sampler is not None else (),
             failed_looks=self._sampler.failures if self._sampler is not None else 0,
+            router_before=self._router,
+            router_after=look.page(watched.router_page) if watched.router_page else None,
         )
         return judge_cell(watched, seen, records)

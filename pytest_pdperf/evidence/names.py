@@ -62,6 +62,8 @@ class Quantity(StrEnum):
     INFERENCE_SECONDS = "inference_seconds"
     TTFT_SECONDS = "ttft_seconds"
     E2E_SECONDS = "e2e_seconds"
+    HTTP_SECONDS = "http_seconds"
+    """Of the API server: from a request's arrival to the end of its answer, parsing and tokenising included."""
     BOOTSTRAP_SECONDS = "bootstrap_seconds"
     TRANSFER_WAIT_SECONDS = "transfer_wait_seconds"
     """Decode side: from asking for the KV to having it."""
@@ -221,6 +223,11 @@ FORMS: Mapping[Quantity, tuple[Form, ...]] = {
     Quantity.E2E_SECONDS: (
         _vllm("e2e_request_latency_seconds", "histogram", "sum"),
         _sglang("e2e_request_latency_seconds", "histogram", "sum"),
+    ),
+    Quantity.HTTP_SECONDS: (
+        Form(
+            "vllm", "http_request_duration_seconds", "histogram", "sum", where={"method": "POST"}, lazy=True
+        ),
     ),
     Quantity.BOOTSTRAP_SECONDS: (
         _sglang("kv_transfer_bootstrap_ms", "histogram", "sum", scale=1e-3),

@@ -10,8 +10,9 @@ from pytest_pdperf.spec.topology import Kind, Role
 
 from .deltas import HistogramDelta, restarted
 from .exposition import Snapshot, Unknown
-from .names import Quantity
-from .readings import engine_of, observations
+from .names import Form, Quantity
+from .readings import engine_of, find_form, observations
+from .router_time import RouterTime
 
 STAGES = (
     "prefill_queue",
@@ -86,6 +87,10 @@ class _Means:
             return None
         return HistogramDelta(sum(d.count for d in known), sum(d.total for d in known))
 
+    def has(self, quantity: Quantity) -> bool:
+        """Whether every replica prints it."""
+        return all(isinstance(find_form(page, quantity), Form) for _, _, page in self.windows)
+
     def mean(self, quantity: Quantity) -> float | None:
         delta = self.total(quantity)
         if delta is None or delta.mean is None:
@@ -106,14 +111,16 @@ def split_ttft(
     measured_ttft_ms: float,
     requests: int,
     router_ms: float | None = None,
+    router_time: RouterTime | None = None,
     client_lag_ms: float | None = None,
     dispatch: Dispatch | None = None,
 ) -> TtftSplit | Unknown:
     """Split the mean TTFT that the client measured over the same requests that the window holds.
 
-    `measured_ttft_ms` is the mean over those `requests`, warm-ups included; `router_ms` what the router adds, where
-    it is known (else it is part of the closure error). `dispatch` says whether the router sends to prefill first
-    or to both roles at once; by default sequential for vLLM and parallel for SGLang.
+    `measured_ttft_ms` is the mean over those `requests`, warm-ups included; `router_ms` what the router adds, where it
+    is known (else it is part of the closure error). `router_time` is better: the router's own clocks over the same
+    requests. `dispatch` says whether the router sends to prefill first or to both roles at once; by default sequential
+    for vLLM and parallel for SGLang.
     """
     windows: dict[Role, list[tuple[str, Snapshot, Snapshot]]] = {role: [] for role in Role}
     for name, role in roles.items():
@@ -137,7 +144,10 @@ def split_ttft(
         prefill, decode = _Means(windows[Role.PREFILL], requests), _Means(windows[Role.DECODE], requests)
         engines = {engine_of(page) for rows in windows.values() for _, _, page in rows}
         way = dispatch or ("parallel" if engines == {"sglang"} else "sequential")
-        (_parallel if way == "parallel" else _sequential)(stages, prefill, decode)
+        if way == "parallel":
+            _parallel(stages, prefill, decode)
+        else:
+            _sequential(stages, prefill, decode, router_time)
         notes = prefill.notes + decode.notes
     explained = sum(value for value in stages.values() if value is not None)
     return TtftSplit(measured_ttft_ms, stages, measured_ttft_ms - explained, tuple(dict.fromkeys(notes)))
@@ -149,11 +159,16 @@ def _aggregated(stages: dict[str, float | None], server: _Means) -> None:
     stages["hand_over"] = _minus(server.mean(Quantity.TTFT_SECONDS), queue, work)
 
 
-def _sequential(stages: dict[str, float | None], prefill: _Means, decode: _Means) -> None:
+def _sequential(
+    stages: dict[str, float | None], prefill: _Means, decode: _Means, router_time: RouterTime | None
+) -> None:
     """Prefill's whole answer comes before decode starts: both engines' times add up.
 
     vLLM's queue time on decode covers the wait for remote KV, so the transfer is taken out of it; its prefill
-    time there is the first decode step.
+    time there is the first decode step. Its API servers time whole answers, parsing and tokenising included; engines
+    without that clock give their own end-to-end time. What a router's clock shows beyond prefill's answer is its own
+    work and its hops: until decode is asked where decode's API server has a clock for what follows, else until
+    decode's head.
     """
     queue_p, work_p = prefill.mean(Quantity.QUEUE_SECONDS), prefill.mean(Quantity.PREFILL_SECONDS)
     queue_d, step_d = decode.mean(Quantity.QUEUE_SECONDS), decode.mean(Quantity.PREFILL_SECONDS)
@@ -164,9 +179,17 @@ def _sequential(stages: dict[str, float | None], prefill: _Means, decode: _Means
         stages["decode_queue"] = queue_d if transfer is None else max(0.0, queue_d - transfer)
         if transfer is not None and transfer > queue_d:
             decode.notes.append("transfers took longer than decode's queue time, which should hold them")
-    ahead = _minus(prefill.mean(Quantity.E2E_SECONDS), queue_p, work_p)
+    clocked = prefill.has(Quantity.HTTP_SECONDS) and decode.has(Quantity.HTTP_SECONDS)
+    answer = prefill.mean(Quantity.HTTP_SECONDS if clocked else Quantity.E2E_SECONDS)
+    around = _minus(decode.mean(Quantity.HTTP_SECONDS), decode.mean(Quantity.E2E_SECONDS)) if clocked else 0.0
+    if router_time is not None and answer is not None:
+        until = router_time.leg_ms if clocked else router_time.head_ms
+        stages["router"] = stages["router"] if until is None else until - answer
+    ahead = _minus(answer, queue_p, work_p)
     behind = _minus(decode.mean(Quantity.TTFT_SECONDS), queue_d, step_d)
-    stages["hand_over"] = None if ahead is None or behind is None else ahead + behind
+    stages["hand_over"] = (
+        None if ahead is None or behind is None or around is None else ahead + behind + around
+    )
 
 
 def _parallel(stages: dict[str, float | None], prefill: _Means, decode: _Means) -> None:

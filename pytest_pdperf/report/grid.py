@@ -112,7 +112,7 @@ def build_grid(runs: Sequence[Run]) -> Grid:
             )
             for one in series
         )
-        rows.append(Row(cell, *_shape(cell), entries))
+        rows.append(Row(cell, *shape_of(cell), entries))
     return Grid(tuple(runs), series, tuple(rows))
 
 
@@ -143,7 +143,8 @@ def _run_name(runs: Sequence[Run], number: int) -> str:
     return name if sum(run.name == name for run in runs) == 1 else f"{name}, {number + 1}"
 
 
-def _shape(cell: str) -> tuple[str, int | None]:
+def shape_of(cell: str) -> tuple[str, int | None]:
+    """(`512/256`, clients) of a cell of one shape; an empty text for any other cell."""
     match = _CELL.fullmatch(cell)
     if match is None:
         return "", None

@@ -21,6 +21,7 @@ from .heat import SYMBOLS, Tile, against_baseline, against_reference, columns_of
 from .knee import KNEE_DEFINITION, Knee, knee_of_series
 from .outcomes import CellOutcome
 from .source import Hole, Run
+from .sweep import SWEEP_DEFINITION, sweep_lines
 
 CONTROL = {
     **{code: "�" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"},
@@ -91,6 +92,7 @@ def render(runs: Sequence[Run]) -> Iterator[str]:
         ok=sum(outcome.result.ok for outcome in outcomes),
         claims=by_kind(claims_of(grid)),
         shapes=[view for shape, rows in grid.shapes().items() if shape and (view := shape_view(grid, rows))],
+        sweep=[line for run in grid.runs for line in sweep_lines(run.outcomes)],
         cells=cell_views(grid),
         facts=fact_table(runs),
         commands=[pair for run in runs for pair in commands_of(run)],
@@ -116,6 +118,7 @@ def _templates() -> jinja2.Environment:
     )
     environment.globals.update(
         knee_definition=KNEE_DEFINITION,
+        sweep_definition=SWEEP_DEFINITION,
         symbol=lambda verdict: SYMBOLS.get(verdict, "·"),
         meaning=meaning,
         hole_tip=hole_tip,

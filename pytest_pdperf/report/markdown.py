@@ -17,6 +17,7 @@ from .heat import SYMBOLS, meaning
 from .knee import KNEE_DEFINITION, knee_of_series
 from .outcomes import CellOutcome
 from .source import Hole, Run
+from .sweep import SWEEP_DEFINITION, sweep_lines
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]|#~@])")
 _BLANK = re.compile(r"\s+")
@@ -48,6 +49,7 @@ def render(runs: Sequence[Run]) -> Iterator[str]:
     yield from verdict_lines(grid)
     yield from environment_lines(runs)
     yield from result_lines(grid)
+    yield from swept_lines(grid)
     yield from claim_lines(grid)
     yield from missing_lines(grid)
     yield from definition_lines(grid)
@@ -187,6 +189,18 @@ def _knee_lines(grid: Grid, rows: Sequence[Row]) -> Iterator[str]:
             found.append((series, knee.words))
     if found:
         yield f"Knee: {'; '.join(f'{escape(series.label)} {words}' for series, words in found)}."
+        yield ""
+
+
+def swept_lines(grid: Grid) -> Iterator[str]:
+    """Where goodput under the SLO peaks, and where PD is ahead of aggregated serving."""
+    found = [line for run in grid.runs for line in sweep_lines(run.outcomes)]
+    if found:
+        yield "## Goodput over concurrency"
+        yield ""
+        yield from (f"- {escape(line)}" for line in found)
+        yield ""
+        yield f"Peak: {escape(SWEEP_DEFINITION)}."
         yield ""
 
 

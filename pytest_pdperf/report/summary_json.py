@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pytest_pdperf.measure.table import METRICS
 
 from .outcomes import CellOutcome
 from .source import Run
+from .sweep import peaks_of, standings_of
 
 SCHEMA = 1
 SCHEMA_FILE = "summary-1.json"
@@ -61,6 +63,10 @@ def summary_of(run: Run, *, require_baseline: bool = False, exit_status: int | N
             {"topology": h.topology, "launch": h.launch, "cell": h.cell, "reason": h.reason}
             for h in run.holes
         ],
+        "sweep": {
+            "peaks": [asdict(peak) for peak in peaks_of(run.outcomes)],
+            "standings": [asdict(standing) for standing in standings_of(run.outcomes)],
+        },
         "baseline_changes": list(run.changes),
         "warnings": list(run.problems),
     }

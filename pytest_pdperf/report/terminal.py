@@ -14,6 +14,7 @@ from pytest_pdperf.measure.cell_result import MetricValue
 from pytest_pdperf.measure.table import METRICS
 
 from .outcomes import CellOutcome, RunSummary, cells_of
+from .sweep import sweep_lines
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("ttft_ms_p50", "TTFT p50"),
@@ -51,6 +52,8 @@ def write_summary(reporter: Any, summary: RunSummary) -> None:
     if summary.outcomes:
         width = max(reporter._tw.fullwidth, MIN_WIDTH)
         reporter.write_line(render_table(summary.outcomes, width=width, colour=reporter._tw.hasmarkup))
+    for line in sweep_lines(summary.outcomes):
+        reporter.write_line(f"sweep: {line}")
     if not quiet:
         for line in summary.launches:
             reporter.write_line(line)
