@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pytest_pdperf.engines.base import Programs
 from pytest_pdperf.gpus.inventory import Inventory, describe
+from pytest_pdperf.stack.slurm.leftovers import LeftJob
 
 GIB = 1 << 30
 SHM_WANTED = 8 * GIB
@@ -228,6 +229,17 @@ def check_leftovers(lines: Sequence[str]) -> Finding:
     if not lines:
         return Finding("leftovers", Level.OK, "no process of a dead run")
     return Finding("leftovers", Level.FAIL, "; ".join(lines), "pdperf doctor --clean")
+
+
+def check_left_jobs(jobs: Sequence[LeftJob], *, cancelled: bool) -> Finding:
+    """Slurm jobs whose run is dead hold GPUs until their time limit."""
+    dead = [str(job) for job in jobs if job.dead]
+    if dead and not cancelled:
+        return Finding("Slurm jobs", Level.FAIL, "; ".join(dead), "pdperf doctor --clean")
+    others = [str(job) for job in jobs if not job.dead]
+    ended = [f"{len(dead)} of dead runs were cancelled"] if dead else []
+    text = "; ".join([*ended, *others]) or "none of a dead run"
+    return Finding("Slurm jobs", Level.INFO if others else Level.OK, text)
 
 
 def _read(path: Path) -> str | None:

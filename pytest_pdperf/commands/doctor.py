@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--results", type=Path, default=Path("pdperf-results"), help="where runs are stored")
     parser.add_argument(
-        "--clean", action="store_true", help="end leftover processes of dead runs, and no others"
+        "--clean", action="store_true", help="end processes and cancel Slurm jobs of dead runs, and no others"
     )
     parser.add_argument(
         "--inventory", type=Path, metavar="FILE", help="write the GPUs and their links to this file as JSON"
@@ -94,6 +95,27 @@ def examine(arguments: argparse.Namespace) -> Iterator[Any]:
     yield checks.check_rdma()
     yield checks.check_disk(arguments.results)
     yield _leftovers(clean_up=arguments.clean)
+    yield from _left_jobs(clean_up=arguments.clean)
+
+
+def _left_jobs(*, clean_up: bool) -> Iterator[Any]:
+    """Jobs of dead runs, where there is a Slurm."""
+    from pytest_pdperf.errors import UsageProblem
+    from pytest_pdperf.stack.slurm.client import slurm
+    from pytest_pdperf.stack.slurm.leftovers import cancel, left_jobs
+
+    from . import checks
+
+    if shutil.which("squeue") is None:
+        return
+    try:
+        jobs = left_jobs(slurm)
+    except UsageProblem as problem:
+        yield checks.Finding("Slurm jobs", checks.Level.INFO, f"unknown: {problem}")
+        return
+    if clean_up:
+        cancel(slurm, jobs)
+    yield checks.check_left_jobs(jobs, cancelled=clean_up)
 
 
 def _programs(engine_env: Path | None) -> Any:

@@ -114,6 +114,9 @@ OVER = (
 """States of a job that has ended; COMPLETING is not among them: its processes may still run."""
 
 
+MARK = "pdperf="
+"""Begins the comment of every job that we ask for; what follows names the process that asked."""
+
 HOPELESS = frozenset(
     {
         *(
@@ -146,7 +149,7 @@ HOPELESS = frozenset(
 
 def owner_comment() -> str:
     """What marks a job as ours in Slurm: `pdperf doctor` tells by it whether the run still lives."""
-    return f"pdperf={procfs.owner_marker()}"
+    return MARK + procfs.owner_marker()
 
 
 class JobHolder:

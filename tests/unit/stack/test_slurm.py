@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from pytest_pdperf.commands.checks import Level, check_left_jobs
 from pytest_pdperf.engines.base import Command
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.slurm_site import NOT_LOOKED, SlurmSite
 from pytest_pdperf.spec.topology import Role, Topology
+from pytest_pdperf.stack import procfs
 from pytest_pdperf.stack.slurm import probe
 from pytest_pdperf.stack.slurm.asking import Size, Wish, forecast, read_wish, salloc
 from pytest_pdperf.stack.slurm.client import Answer, check_version, foreign_variables
-from pytest_pdperf.stack.slurm.job import Job, JobNode, State, job_state, read_job
+from pytest_pdperf.stack.slurm.job import Job, JobNode, State, job_state, owner_comment, read_job
 from pytest_pdperf.stack.slurm.launcher import SlurmLauncher, ask_nodes
+from pytest_pdperf.stack.slurm.leftovers import cancel, left_jobs
 from pytest_pdperf.stack.slurm.nodes import Need, fewest_nodes, parse_gres, read_nodes, spread
 from pytest_pdperf.stack.slurm.sharing import cpus_wanted, shares_of
 from pytest_pdperf.stack.slurm.step import Share, step_command
@@ -364,3 +367,29 @@ def test_this_process_may_listen_where_the_probe_says(monkeypatch: pytest.Monkey
     probe.main()
     found = ask_nodes(Recorded({"srun": answer[0]}), Job("7", (JobNode("n1", 4, 1),), ours=True))
     assert found["n1"].address == "127.0.0.1" and found["n1"].kernel == os.uname().release
+
+
+def test_jobs_of_dead_runs_are_found_by_their_mark_and_only_those_are_cancelled() -> None:
+    rows = "1|pdperf-a|RUNNING|pdperf=1:2:here\n2|pdperf-b|PENDING|pdperf=3:4:here\n"
+    rows += "3|train|RUNNING|(null)\n4|pdperf-c|RUNNING|pdperf=5:6:there\n5|pdperf-d|RUNNING|\n"
+    owners = {"1:2:here": True, "3:4:here": False, "5:6:there": None}
+    run = Recorded({"squeue": rows, "scancel": ""})
+    found = left_jobs(run, owners.__getitem__, 1000)
+    assert [(job.id, job.dead) for job in found] == [("2", True), ("4", False)]
+    assert check_left_jobs(found, cancelled=False).level is Level.FAIL
+    cancel(run, found)
+    assert run.asked[1:] == ["scancel 2"]
+    told = check_left_jobs(found, cancelled=True)
+    assert told.level is Level.INFO and told.text == (
+        "1 of dead runs were cancelled; "
+        "Slurm job 4 (pdperf-c, running): of another machine, or from before this one booted"
+    )
+    assert check_left_jobs([], cancelled=False).level is Level.OK
+
+
+def test_the_mark_of_a_job_is_that_of_this_process() -> None:
+    run = Recorded({"squeue": f"1|pdperf-a|RUNNING|{owner_comment()}"})
+    assert left_jobs(run) == []
+    other_machine = owner_comment().replace(procfs.pid_space(), "another-boot/pid[4026531836]")
+    run = Recorded({"squeue": f"1|pdperf-a|RUNNING|{other_machine}"})
+    assert [job.dead for job in left_jobs(run)] == [False], "its pid means nothing here"
