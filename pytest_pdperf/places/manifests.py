@@ -19,7 +19,7 @@ FLAVOURS = ("gpustack", "llm-d")
 
 Document = dict[str, Any]
 
-HTTP, SIDE_CHANNEL, BOOTSTRAP = 8200, 5600, 8998
+HTTP, SIDE_CHANNEL, BOOTSTRAP, RENDEZVOUS = 8200, 5600, 8998, 29500
 FRONT = 8000
 """Port of the sidecar in front of decode, and of servers without one."""
 EVERYWHERE = "0.0.0.0"
@@ -28,8 +28,10 @@ SIDECAR = "ghcr.io/llm-d/llm-d-router-disagg-sidecar:v0.10.0"
 POD_IP = {"fieldRef": {"fieldPath": "status.podIP"}}
 HERE_ONLY = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"})
 """Environment that only makes sense where GPUs are shared out and models were fetched before."""
-_OPERATORS = frozenset({"--host", "--port", "--served-model-name", "--kv-transfer-config"})
-"""Flags that GPUStack's operator renders itself."""
+_OPERATORS = frozenset(
+    {"--model-path", "--host", "--port", "--nccl-port", "--served-model-name", "--kv-transfer-config"}
+)
+"""Flags that GPUStack's operator renders itself, or that only matter where ports are shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def _command(
     instance = Instance(
         id=f"{role.value}-0",
         role=role,
-        ports=Ports(http=port, side_channel=SIDE_CHANNEL if pd else 0, bootstrap=BOOTSTRAP if pd else 0),
+        ports=Ports(port, SIDE_CHANNEL if pd else 0, BOOTSTRAP if pd else 0, RENDEZVOUS),
         devices=tuple(str(number) for number in range(spec.tensor_parallel)),
         tensor_parallel=spec.tensor_parallel,
         model=order.model,
@@ -251,7 +253,7 @@ def _extra(argv: list[str], order: Order) -> list[str]:
     skipping = False
     for word in words:
         if word.startswith("--"):
-            skipping = word in _OPERATORS or word.startswith("--disaggregation") or word == "--model-path"
+            skipping = word in _OPERATORS or word.startswith("--disaggregation")
         if not skipping:
             out.append(word)
     return out

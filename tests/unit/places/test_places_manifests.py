@@ -110,7 +110,11 @@ def test_sglang_keeps_its_own_flags(capsys: pytest.CaptureFixture[str]) -> None:
     args = document["spec"]["roles"][0]["extraArgs"]
     assert document["spec"]["engine"]["name"] == "SGLang"
     assert "--disable-radix-cache" in args
-    assert not [word for word in args if word.startswith("--disaggregation") or word == "--model-path"]
+    refused = ("--disaggregation", "--model-path", "--nccl-port")
+    assert not [word for word in args if word.startswith(refused)]
+    (servers,), _ = rendered(capsys, "aggregated-3x-tp2", "--engine", "sglang")
+    assert container(servers)["command"] == ["sglang", "serve"]
+    assert value(container(servers)["args"], "--nccl-port") == "29500", "a port, not 0"
 
 
 BAD = {
