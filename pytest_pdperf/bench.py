@@ -47,10 +47,20 @@ class Bench(Measuring):
     """Owns every process of the run. All methods are called from pytest's main thread."""
 
     def __init__(
-        self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, tell: Narrator, site: Site
+        self,
+        settings: Settings,
+        inputs: Inputs,
+        run_id: str,
+        folder: Path,
+        tell: Narrator,
+        site: Site,
+        worker: str = "",
     ) -> None:
+        """`worker` names this process among several that measure for one run; empty when it is alone."""
         super().__init__(settings, inputs, run_id, folder, tell)
         self._site = site
+        self._owner = f"{run_id}/{worker}" if worker else run_id
+        """Marks this process's engines: it ends those, and no sibling's."""
         self._stack: Stack | None = None
         self._bring_ups = 0
         self._started = False
@@ -159,7 +169,7 @@ class Bench(Measuring):
         )
         took = time.monotonic() - started
         # What came up while another was measured took longer than the wait for it.
-        self._bring_up_s[self.launch.topology.name] = max(took, self._stack.startup_s["total"])
+        self.bring_ups[self.launch.topology.name] = max(took, self._stack.startup_s["total"])
         how = f"{took:.1f} s after its turn had come" if beside else f"in {took:.1f} s"
         line = f"{self.launch.id} up {how}"
         self.launch_lines.append(line)
@@ -233,7 +243,7 @@ class Bench(Measuring):
             self._inputs,
             self._site,
             logs=self._folder / "logs",
-            run_id=self._run_id,
+            run_id=self._owner,
             client_processes=max(self._processes(cell, None).count for cell in self._inputs.workload.cells),
         )
 
@@ -303,12 +313,12 @@ class Bench(Measuring):
 
     def surroundings(self, launch_id: str) -> Mapping[str, str]:
         """What a launch's canaries said of the machine; empty for a launch of another run."""
-        return self._canaries.of(launch_id)
+        return self._adopted.get(launch_id) or self._canaries.of(launch_id)
 
     def _gpu_canary(self) -> Canary:
         """Of all leased GPUs, with the torch that the engine uses."""
         python = engine_python(self._inputs.programs, self._inputs.engines[self.launch.topology.name].name)
-        env = child_environment(Command((str(python),)), self._run_id, "canary")
+        env = child_environment(Command((str(python),)), self._owner, "canary")
         return gpu_canary(python, [device.visible for device in self.devices], env)
 
     def _read_environment(self, stack: Stack) -> Environment:

@@ -97,7 +97,9 @@ class Measuring(ABC):
         self._selected: tuple[TopologyLaunch, ...] = ()
         self._launch: TopologyLaunch | None = None
         self._watch: StackWatch | None = None
-        self._bring_up_s: dict[str, float] = {}
+        self.bring_ups: dict[str, float] = {}
+        """Topology -> seconds of its latest bring-up, its canary included."""
+        self._adopted: dict[str, Mapping[str, str]] = {}
 
     # -- what a bench has to know ----------------------------------------------------------------------------
 
@@ -199,7 +201,12 @@ class Measuring(ABC):
 
     def bring_up_s(self, topology: str) -> float | None:
         """How long the topology's latest bring-up took in seconds, its canary included; None before the first."""
-        return self._bring_up_s.get(topology)
+        return self.bring_ups.get(topology)
+
+    def adopt(self, surroundings: Mapping[str, Mapping[str, str]], bring_ups: Mapping[str, float]) -> None:
+        """Take over what a worker of this run has seen of its launches."""
+        self._adopted.update(surroundings)
+        self.bring_ups.update(bring_ups)
 
     def measure(self, cell: Cell, workload: str) -> Measured:
         """Run a cell with evidence around it. Raises RoleDied at once when a process of the stack ends."""

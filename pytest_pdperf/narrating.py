@@ -65,6 +65,8 @@ class Narrator:
 
     def __call__(self, text: str, detail: bool = False) -> None:
         """Write a line that stays."""
+        if not detail:
+            self._told = self._clock()
         self._screen.line(f"pdperf: {text}", detail)
 
     def plan(self, cells: Sequence[CellKey], remaining: Callable[[], Remaining]) -> None:
@@ -161,7 +163,6 @@ class Narrator:
                 self._drawn = now
                 self._screen.draw(area(self._seen(now)))
         elif now - self._told >= max(FIRST_LINE_S, (now - self._began) / LINES_AN_E_FOLD):
-            self._told = now
             self(line(self._seen(now)))
 
     def sleep(self, seconds: float) -> None:

@@ -14,6 +14,36 @@ from .options import HOW_TO_RUN, OPTIONS, Settings, resolve
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
+
+class Suspects:
+    """Remembers the reports of items that wait for fresh launches: with xdist their items live in other processes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.reports: dict[str, pytest.TestReport] = {}
+        self._config = config
+        self._in_junit: dict[str, object] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the report of a suspect, and where it stands in the JUnit report."""
+        if str(report.outcome) == "suspect":
+            self.reports[report.nodeid] = report
+            if (xml := self._junit()) is not None:
+                self._in_junit[report.nodeid] = xml.node_reporter(report)
+
+    def forget_in_junit(self, nodeid: str) -> None:
+        """Take the suspect's entry out of the JUnit report: its final outcome is the same test, not another one."""
+        entry, xml = self._in_junit.pop(nodeid, None), self._junit()
+        if entry is not None and xml is not None:
+            xml.node_reporters_ordered.remove(entry)
+
+    def _junit(self) -> Any:
+        from _pytest.junitxml import xml_key
+
+        return self._config.stash.get(xml_key, None)
+
+
+SUSPECTS: pytest.StashKey[Suspects] = pytest.StashKey()
+
 MARKERS = (
     "pd: a cell measured on a prefill/decode disaggregated topology",
     "aggregated: a cell measured on aggregated servers",
@@ -57,7 +87,11 @@ def pytest_configure(config: pytest.Config) -> None:
         if settings.active:
             from .session import open_session
 
+            if settings["plan"]:
+                config.option.dist = "no"  # xdist: nothing runs, so nothing is spread over workers
             config.stash[SESSION] = open_session(config, settings)
+            config.stash[SUSPECTS] = Suspects(config)
+            config.pluginmanager.register(config.stash[SUSPECTS], "pdperf-suspects")
     except UsageProblem as problem:
         raise pytest.UsageError(str(problem)) from None
 
@@ -82,6 +116,27 @@ def pytest_configure_node(node: Any) -> None:
     session = node.config.stash.get(SESSION, None)
     if session is not None:
         node.workerinput["pdperf_run_id"] = session.run_id
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Keep the cells of a topology on one worker, whose stack they share."""
+    session = config.stash.get(SESSION, None)
+    if session is None:
+        return None
+    from .workers import scheduler
+
+    return scheduler(session, config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what an xdist worker has found out."""
+    session = node.config.stash.get(SESSION, None)
+    if session is not None:
+        from .workers import OUTPUT, unpack
+
+        unpack(session, node.gateway.id, getattr(node, "workeroutput", {}).get(OUTPUT))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str] | None:
@@ -149,26 +204,32 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         session.items.clear()
         return (yield)
     result = yield
-    items = {item.nodeid: item for item in session.items}
+    suspects = session.config.stash[SUSPECTS]
     for nodeid, problem in pdperf.confirm().items():
-        if nodeid in items:
-            _report_again(items[nodeid], problem, pdperf.properties_of(nodeid))
+        if nodeid in suspects.reports:
+            suspects.forget_in_junit(nodeid)
+            _report_again(session.config, suspects.reports[nodeid], problem, pdperf.properties_of(nodeid))
     return result
 
 
-def _report_again(item: pytest.Item, problem: str, properties: list[tuple[str, object]]) -> None:
+def _report_again(
+    config: pytest.Config, first: pytest.TestReport, problem: str, properties: list[tuple[str, object]]
+) -> None:
     """The final outcome of an item that was first reported as suspect."""
-    report = pytest.TestReport(
-        nodeid=item.nodeid,
-        location=item.location,
-        keywords=dict.fromkeys(item.keywords, 1),
-        outcome="failed" if problem else "passed",
-        longrepr=problem or None,
-        when="call",
-        user_properties=properties,
-    )
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    item.ihook.pytest_runtest_logreport(report=report)
+    outcomes = {"call": "failed" if problem else "passed", "teardown": "passed"}
+    config.hook.pytest_runtest_logstart(nodeid=first.nodeid, location=first.location)
+    for when, outcome in outcomes.items():
+        report = pytest.TestReport(
+            nodeid=first.nodeid,
+            location=first.location,
+            keywords=first.keywords,
+            outcome=outcome,  # type: ignore[arg-type]
+            longrepr=problem or None if when == "call" else None,
+            when=when,  # type: ignore[arg-type]
+            user_properties=properties,
+            duration=first.duration if when == "call" else 0.0,
+        )
+        config.hook.pytest_runtest_logreport(report=report)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -191,11 +252,25 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Take everything down and write baselines once, whatever happened before."""
     pdperf = session.config.stash.get(SESSION, None)
-    if pdperf is not None:
-        pdperf.finish()
+    if pdperf is None:
+        return
+    pdperf.finish()
+    if pdperf.worker:
+        from .workers import OUTPUT, pack
+
+        session.config.workeroutput[OUTPUT] = pack(pdperf)  # type: ignore[attr-defined]
+    elif not session.config.pluginmanager.has_plugin("terminalreporter"):
+        from .report.ci import write_run_outputs
+
+        summary = pdperf.summary()
+        if summary.outcomes:
+            required = pdperf.judging.require_baseline
+            write_run_outputs(
+                summary, require_baseline=required, exit_status=int(exitstatus), emit=lambda line: None
+            )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -16,6 +16,7 @@ from .attached import AttachedBench
 from .bench import Bench
 from .confirming import CONFIRMATION, Confirming, kept_in
 from .errors import UsageProblem
+from .forecast import estimate_of, remaining_of
 from .gate.paired import Expectation
 from .gpus.grammar import Device
 from .inputs import Inputs, read_inputs
@@ -26,14 +27,12 @@ from .narrating import Narrator
 from .options import BY_NAME, Settings
 from .overlap import possible_here
 from .project import make_folder, project_root
-from .report.earlier import earlier_durations
 from .report.outcomes import CellOutcome, RunSummary, load, save
 from .report.ttft_stage import circumstances, explain, usual_split, with_stage
 from .sites import site_for
 from .spec.topology import Kind, Topology
 from .spec.workload import Cell
-from .stack.estimate import Estimate, Key, cell_s, estimate, start_up_s
-from .stack.eta import CellKey, Remaining
+from .stack.eta import CellKey
 from .stack.running import Serving
 from .terminal_screen import PytestScreen
 
@@ -55,8 +54,10 @@ class Session:
     judging: Judging
     confirming: Confirming
     tell: Narrator
-    worker: str
-    """Name of the xdist worker, empty without xdist."""
+    worker: str = ""
+    """Name of the xdist worker, empty without xdist and in xdist's controller."""
+    gathers: bool = False
+    """True in xdist's controller, which measures nothing but fresh launches."""
 
     def __post_init__(self) -> None:
         self.measured: dict[str, Measured] = {}
@@ -150,7 +151,7 @@ class Session:
                 launches.setdefault(launch.id, launch)
                 if isinstance(cell, Cell):
                     cells[launch.id, cell.id] = (launch, cell)
-        self.tell.plan(tuple(cells), lambda: self._remaining(cells))
+        self.tell.plan(tuple(cells), lambda: remaining_of(self.inputs, cells, self.folder.parent))
         self.bench.prepare(tuple(launches.values()))
         if launches:
             self.judging.prepare([launch.topology for launch in launches.values()], self.bench.hardware())
@@ -176,37 +177,9 @@ class Session:
             *self.bench.describe(),
             f"workload {self.inputs.workload.name}:",
             *cells,
-            self._estimate().describe(),
+            estimate_of(self.inputs, self.bench.selected, self.folder.parent).describe(),
             "nothing was started (--plan)",
         ]
-
-    def _estimate(self) -> Estimate:
-        """How long the selected launches may take: every cell on each, by the newest run that measured any of them."""
-        launches = [(self._engine(launch), launch.topology.name) for launch in self.bench.selected]
-        known, source = self._earlier()
-        return estimate(launches, self.inputs.workload.cells, known, source)
-
-    def _earlier(self) -> tuple[dict[Key, float], str]:
-        workload = self.inputs.workload
-        wanted = {
-            (self._engine(launch), launch.topology.name, cell.id)
-            for launch in self.bench.selected
-            for cell in workload.cells
-        }
-        return earlier_durations(self.folder.parent, workload.name, wanted)
-
-    def _remaining(self, cells: Mapping[CellKey, tuple[TopologyLaunch, Cell]]) -> Remaining:
-        known, _ = self._earlier()
-        return Remaining(
-            {
-                key: cell_s(self._engine(launch), launch.topology.name, cell, known)
-                for key, (launch, cell) in cells.items()
-            },
-            {launch.id: start_up_s(self._engine(launch)) for launch, _ in cells.values()},
-        )
-
-    def _engine(self, launch: TopologyLaunch) -> str:
-        return self.inputs.engines[launch.topology.name].name
 
     # -- the fixtures' view --------------------------------------------------------------------------------
 
@@ -255,11 +228,28 @@ class Session:
         return any(o.nodeid == nodeid and o.verdict == "SUSPECT" for o in self._outcomes.values())
 
     def confirm(self) -> dict[str, str]:
-        """Stage 2: item -> its failure message, empty where fresh launches cleared it."""
+        """Stage 2: item -> its failure message, empty where fresh launches cleared it.
+
+        Workers leave it to the controller, so that all suspects of the run are decided together.
+        """
+        if self.worker:
+            return {}
+        if self.gathers:
+            self._gather()
         settled = self.confirming.run()
         for cell in settled:
             self._show(cell)
         return {self._outcome(cell).nodeid: self._message(cell) for cell in settled}
+
+    def _gather(self) -> None:
+        """Make the workers' cells this process's own. Raises UsageProblem when their devices are gone."""
+        outcomes, _ = load(self.folder / "cells")
+        self._outcomes |= {(o.topology, o.result.cell, o.launch): o for o in outcomes}
+        self.judging.cells.sort(key=lambda cell: self._outcome(cell).order)
+        topologies = {cell.topology.name: cell.topology for cell in self.judging.cells}
+        if topologies:
+            self.bench.prepare([TopologyLaunch(topology, 1) for topology in topologies.values()])
+            self.judging.prepare(list(topologies.values()), self.bench.hardware())
 
     def _outcome(self, cell: JudgedCell) -> CellOutcome:
         return self._outcomes[(cell.topology.name, cell.result.cell, cell.launch)]
@@ -324,7 +314,8 @@ class Session:
             return
         self._finished = True
         self.bench.close()
-        self._changes = tuple(self.judging.finish())
+        if not self.worker:
+            self._changes = tuple(self.judging.finish())
 
     def close(self) -> None:
         """Take the stack down; safe to call at any time and more than once."""
@@ -372,12 +363,13 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
         make_folder(folder)
     tell = Narrator(PytestScreen(config))
     possible, problems = possible_here(config, settings)
+    worker = str(workerinput.get("workerid", ""))
     bench: Measuring
     if inputs.deployment:
         bench = AttachedBench(possible, inputs, run_id, folder, tell)
     else:
-        site = site_for(possible, inputs, run_id, folder, tell, worker=bool(workerinput))
-        bench = Bench(possible, inputs, run_id, folder, tell, site)
+        site = site_for(possible, inputs, run_id, folder, tell, worker=bool(worker))
+        bench = Bench(possible, inputs, run_id, folder, tell, site, worker)
     bench.problems += problems
     judging = Judging(settings=settings, inputs=inputs, root=root, run_id=run_id)
     return Session(
@@ -391,5 +383,6 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
             settings, bench, judging, inputs.workload.name, tell, kept_in(folder / CONFIRMATION, inputs)
         ),
         tell=tell,
-        worker=str(workerinput.get("workerid", "")),
+        worker=worker,
+        gathers=not worker and config.getoption("dist", "no") != "no",
     )

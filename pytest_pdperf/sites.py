@@ -160,7 +160,7 @@ class LocalSite:
     def reserve(self) -> None:
         """Tidy up after dead runs, lock every device, and see that nobody else computes there."""
         self.ports.sweep()
-        if self._turns is None:
+        if self._turns is None and self._lease is None:
             self._lease = acquire(self.devices, self._settings["gpu_wait"] or 0.0)
             self._check_idle()
 

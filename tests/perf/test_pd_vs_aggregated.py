@@ -37,6 +37,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_pd_vs_aggregated(pdperf: Session, claim: Expectation) -> None:
     """VIOLATED fails. What the launches cannot decide is skipped with its numbers: it is not a pass."""
+    if pdperf.worker:
+        pytest.skip("an xdist worker sees one topology only; run without -n to hold two against each other")
     found = answers(claim, pdperf.summary().outcomes)
     text = "\n".join(answer.line() for answer in found)
     if any(answer.standing is Standing.VIOLATED for answer in found):

@@ -155,6 +155,15 @@ def test_a_short_run_in_a_log_is_not_narrated_but_a_slow_start_is() -> None:
     assert "pdperf: server-0: capturing graphs (30 s)" in screen.told()
 
 
+def test_a_line_that_was_just_written_is_not_said_again() -> None:
+    tell, screen, clock = narrator(live=False)
+    clock.now += 500
+    with tell.bringing_up("pd"):
+        clock.now += 1
+        tell.tick()
+    assert screen.told() == ["pdperf: bringing up pd"]
+
+
 def test_a_fresh_launch_is_called_one() -> None:
     tell, screen, clock = narrator(live=True)
     with tell.measuring("pd-launch1001", "in512-out256-c4"):
