@@ -7,15 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-FORMATS = ("vllm", "pytest-benchmark", "raw")
+FORMATS = ("vllm", "pytest-benchmark", "pytorch-hud", "llm-d", "raw")
 EXAMPLES = """\
 examples:
   pdperf export RUN --as vllm --cell in512-out256-c4 -o result.json
   pdperf export RUN --as pytest-benchmark -o run.json
+  pdperf export RUN --as pytorch-hud -o benchmark-results.json
+  pdperf export RUN --as llm-d --topology pd-1p2d --cell in512-out256-c4 -o report.json
   pdperf export RUN --as raw -o events.npz
 
 `pytest-benchmark compare run.json` shows the second.
-Several cells as vllm are JSON lines, as `vllm bench serve --append-result` writes them.
+Several cells as vllm are JSON lines, as `vllm bench serve --append-result` writes them; several as llm-d too, since
+a Benchmark Report is about one. pytorch-hud is the list of records that PyTorch's benchmark database takes.
 """
 
 
@@ -24,7 +27,8 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
         help="write a run in another tool's format",
-        description="Writes a run as vLLM benchmark results, as pytest-benchmark JSON, or as raw events.",
+        description="Writes a run as vLLM benchmark results, pytest-benchmark JSON, records of PyTorch's "
+        "benchmark database, llm-d Benchmark Reports, or raw events.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,6 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     cells = choose(source, arguments.topology, arguments.cell)
     if arguments.as_ == "raw":
         left_out = _raw(source, cells, arguments.output)
+    elif arguments.as_ == "pytorch-hud":
+        left_out = _pytorch_hud(source, cells, arguments.output)
+    elif arguments.as_ == "llm-d":
+        left_out = _llm_d(cells, arguments.output)
     elif arguments.as_ == "vllm":
         left_out = _vllm(cells, arguments.output, arguments.detailed)
     else:
@@ -90,6 +98,29 @@ def _vllm(cells: Any, output: Path | None, detailed: bool) -> list[str]:
             print(f"pdperf: warning: {chosen.name} is INVALID ({reason}); its file says so", file=sys.stderr)
         found += [orjson.dumps(result) for result in vllm_results(chosen, detailed=detailed)]
     _put(b"\n".join(found) + b"\n", output)
+    return []
+
+
+def _pytorch_hud(source: Any, cells: Any, output: Path | None) -> list[str]:
+    import orjson
+
+    from pytest_pdperf.errors import UsageProblem
+    from pytest_pdperf.report.exchange.to_pytorch_hud import pytorch_hud_records
+
+    records, left_out = pytorch_hud_records(cells)
+    if not records:
+        raise UsageProblem(f"{source.name}: nothing to export as pytorch-hud: {'; '.join(left_out)}")
+    _put(orjson.dumps(records, option=orjson.OPT_INDENT_2) + b"\n", output)
+    return left_out
+
+
+def _llm_d(cells: Any, output: Path | None) -> list[str]:
+    import orjson
+
+    from pytest_pdperf.report.exchange.to_llm_d import llm_d_reports
+
+    reports = [report for chosen in cells for report in llm_d_reports(chosen)]
+    _put(b"\n".join(orjson.dumps(report) for report in reports) + b"\n", output)
     return []
 
 

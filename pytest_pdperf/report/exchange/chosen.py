@@ -40,9 +40,22 @@ class Chosen:
     @property
     def facts(self) -> dict[str, str]:
         """Model, dtype and so on as the run recorded them, empty where it did not."""
+        return self._recorded("facts")
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """Instance -> command line as recorded, secrets masked; empty where the run did not."""
+        return self._recorded("commands")
+
+    def version(self, of: str) -> str:
+        """Version of `engine`, `router` or another part as recorded; empty where it is not known."""
+        found = self._recorded("versions").get(of, "")
+        return "" if found == "unknown" else found
+
+    def _recorded(self, section: str) -> dict[str, str]:
         record = self.run.environments.get(launch_id(self.outcome.topology, self.outcome.launch), {})
-        facts = record.get("facts")
-        return {str(k): str(v) for k, v in facts.items()} if isinstance(facts, dict) else {}
+        found = record.get(section)
+        return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
     def streams(self) -> Iterator[tuple[str, CellRecords | None]]:
         """(stream, its records) of every stream; the name is empty where there is only one."""

@@ -172,3 +172,99 @@ def test_report_with_definitions(run: Path, capsys: pytest.CaptureFixture[str]) 
     assert "did you mean 'vllm'" in capsys.readouterr().err
     assert main(["report", str(run), str(run), "--definitions", "vllm"]) == 2
     assert main(["report", str(run), "--definitions", "vllm", "--md", "x.md"]) == 2
+
+
+def strings(data: object) -> bool:
+    """What a Map(String, String) of the database takes."""
+    return isinstance(data, dict) and all(isinstance(k, str) and isinstance(v, str) for k, v in data.items())
+
+
+def test_pytorch_hud_records_have_the_types_of_its_table(run: Path, tmp_path: Path) -> None:
+    """Columns and types of benchmark.oss_ci_benchmark_v3, in pytorch/test-infra's clickhouse_db_schema."""
+    out = tmp_path / "hud.json"
+    assert main(["export", str(run), "--as", "pytorch-hud", "-o", str(out)]) == 0
+    records = json.loads(out.read_text())
+    outcomes = load_run(run).outcomes
+    for record in records:
+        assert record.keys() == {"benchmark", "model", "dependencies", "metric"}
+        assert record["benchmark"].keys() == {"name", "mode", "dtype", "extra_info"}
+        assert record["model"].keys() == {"name", "type", "backend", "extra_info"}
+        assert record["metric"].keys() == {"name", "benchmark_values", "extra_info"}
+        for part in ("benchmark", "model", "metric"):
+            assert strings(record[part]["extra_info"])
+            assert strings(
+                {k: v for k, v in record[part].items() if k not in ("extra_info", "benchmark_values")}
+            )
+        assert all(strings(dependency) for dependency in record["dependencies"].values())
+        assert all(isinstance(value, float) for value in record["metric"]["benchmark_values"])
+    found = {
+        (
+            r["benchmark"]["extra_info"]["topology"],
+            r["benchmark"]["extra_info"]["cell"],
+            r["metric"]["name"],
+        ): r
+        for r in records
+    }
+    for outcome in outcomes:
+        for name in ("ttft_ms_p50", "tpot_ms_p50", "output_tps_wall"):
+            record = found[outcome.topology, outcome.result.cell, name]
+            assert record["metric"]["benchmark_values"] == [outcome.result.metrics[name].value]
+    one = found["pd-1p2d", outcomes[0].result.cell, "ttft_ms_p50"]["metric"]["extra_info"]
+    assert (one["unit"], one["n"]) == ("ms", "8")
+
+
+def test_launches_are_repeats_and_invalid_cells_are_no_records_of_the_hud(tmp_path: Path) -> None:
+    for launch in (1, 2):
+        write_cell(tmp_path, "pd-1p2d", cell_of(requests=2), [request(0), request(1)], launch=launch)
+    write_cell(tmp_path, "agg", cell_of(requests=2), [request(0), request(1, status=Status.SHORT, error="s")])
+    out = tmp_path / "hud.json"
+    assert main(["export", str(tmp_path), "--as", "pytorch-hud", "-o", str(out)]) == 1
+    records = json.loads(out.read_text())
+    assert {r["benchmark"]["extra_info"]["topology"] for r in records} == {"pd-1p2d"}
+    assert all(len(r["metric"]["benchmark_values"]) == 2 for r in records)
+
+
+def test_llm_d_reports_pass_that_projects_own_validation(run: Path, tmp_path: Path) -> None:
+    llmd = pytest.importorskip("llmd_benchmark_report")
+    out = tmp_path / "reports.jsonl"
+    assert main(["export", str(run), "--as", "llm-d", "-o", str(out)]) == 0
+    reports = [json.loads(line) for line in out.read_text().splitlines()]
+    outcomes = load_run(run).outcomes
+    assert len(reports) == len(outcomes)
+    for data, ours in zip(reports, outcomes, strict=True):
+        report = llmd.load_benchmark_report(data)
+        aggregate = report.results.request_performance.aggregate
+        assert (aggregate.requests.total, aggregate.requests.failures) == (8, 0)
+        ttft = aggregate.latency.time_to_first_token
+        assert str(ttft.units) == "ms"
+        assert ttft.p50 == pytest.approx(ours.result.metrics["ttft_ms_p50"].value)
+        assert aggregate.latency.inter_token_latency.p99 == pytest.approx(
+            ours.result.metrics["itl_ms_p99"].value
+        )
+        assert aggregate.throughput.output_token_rate.mean == ours.result.metrics["output_tps_wall"].value
+
+
+def test_llm_d_report_without_records_has_only_what_the_summary_knows(run: Path, tmp_path: Path) -> None:
+    (run / "records" / "pd-1p2d" / "in512-out256-c4" / "records.json").unlink()
+    out = tmp_path / "report.json"
+    chosen = ["--topology", "pd-*", "--cell", "*-c4"]
+    assert main(["export", str(run), "--as", "llm-d", *chosen, "-o", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert report["scenario"]["load"]["standardized"]["input_seq_len"] == {
+        "distribution": "fixed",
+        "value": 512,
+    }
+    latency = report["results"]["request_performance"]["aggregate"]["latency"]
+    assert "time" not in report["run"]
+    assert all("mean" in statistic and "stddev" not in statistic for statistic in latency.values())
+    llmd = pytest.importorskip("llmd_benchmark_report")
+    llmd.load_benchmark_report(report)
+
+
+def test_an_invalid_cell_says_so_in_its_llm_d_report(tmp_path: Path) -> None:
+    write_cell(tmp_path, "agg", cell_of(requests=2), [request(0), request(1, status=Status.SHORT, error="s")])
+    out = tmp_path / "report.json"
+    assert main(["export", str(tmp_path), "--as", "llm-d", "-o", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert "INVALID" in report["run"]["description"]
+    assert report["results"]["request_performance"]["aggregate"]["requests"]["failures"] == 1
