@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,16 @@ from pytest_pdperf.engines.sim.profile import H100_QWEN3_32B, Profile
 from pytest_pdperf.engines.sim.traffic import RequestTimes, Traffic
 from pytest_pdperf.spec.topology import Kind
 
-PUBLISHED = Path(__file__).with_name("published_h100.json")
-METRICS = ("ttft_p50", "ttft_p95", "tpot_p50", "itl_p99", "output_throughput")
+PUBLISHED = Path(__file__).parents[2] / "baselines" / "published" / "h100-qwen3-32b.json"
+COLUMNS = {
+    "ttft_ms_p50": "ttft_p50",
+    "ttft_ms_p95": "ttft_p95",
+    "tpot_ms_p50": "tpot_p50",
+    "itl_ms_p99": "itl_p99",
+    "output_tps_wall": "output_throughput",
+}
+METRICS = tuple(COLUMNS.values())
+_SHAPE = re.compile(r"in(\d+)-out(\d+)-c(\d+)")
 SEEDS = range(5)
 
 THINK_S = 0.03322641533155178
@@ -53,14 +62,22 @@ def read_cells(path: Path = PUBLISHED) -> list[Cell]:
     rows = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return [
         Cell(
-            topology=row["topology"],
-            input_tokens=row["input_tokens"],
-            output_tokens=row["output_tokens"],
-            concurrency=row["concurrency"],
-            published={name: row[name] for name in METRICS if name in row},
+            row["topology"],
+            *_shape(row["cell"]),
+            published={
+                ours: row["metrics"][name] for name, ours in COLUMNS.items() if name in row["metrics"]
+            },
         )
         for row in rows
     ]
+
+
+def _shape(cell: str) -> tuple[int, int, int]:
+    found = _SHAPE.fullmatch(cell)
+    if found is None:
+        raise ValueError(f"{cell!r} is no cell of the published table")
+    tokens_in, tokens_out, clients = map(int, found.groups())
+    return tokens_in, tokens_out, clients
 
 
 def run_cell(cell: Cell, seed: int, profile: Profile = H100_QWEN3_32B) -> list[RequestTimes]:
