@@ -121,9 +121,12 @@ def _window(
 ) -> _Window:
     missing = Unknown("was not scraped")
     window = _Window(name, role, before.get(name, missing), after.get(name, missing))
-    for when, page in (("before", window.before), ("after", window.after)):
-        if isinstance(page, Unknown):
-            window.hole(f"no page {when} the window: {page.reason}")
+    if isinstance(window.before, Unknown) and window.before == window.after:
+        window.hole(f"no page: {window.before.reason}")
+    else:
+        for when, page in (("before", window.before), ("after", window.after)):
+            if isinstance(page, Unknown):
+                window.hole(f"no page {when} the window: {page.reason}")
     if isinstance(window.before, Snapshot) and isinstance(window.after, Snapshot):
         window.restart = restarted(window.before, window.after)
         if window.restart:
@@ -148,7 +151,7 @@ def _instance(w: _Window) -> InstanceEvidence:
         w.change(Quantity.PREFIX_HITS, quiet=True),
     )
     busy = busy_reason(w.after, w.before)
-    if isinstance(busy, Unknown):
+    if isinstance(busy, Unknown) and isinstance(w.after, Snapshot):
         w.hole(busy.reason)
     known = isinstance(w.before, Snapshot) and isinstance(w.after, Snapshot)
     return InstanceEvidence(

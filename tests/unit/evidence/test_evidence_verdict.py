@@ -476,3 +476,15 @@ def _zeroed(page: Snapshot) -> Snapshot:
         },
         page.types,
     )
+
+
+def test_an_engine_that_nobody_could_ask_is_one_hole_and_not_three() -> None:
+    dark = Unknown("its address is not known")
+    pages = {"prefill-0": dark, "decode-0": dark}
+    roles = {"prefill-0": Role.PREFILL, "decode-0": Role.DECODE}
+    evidence = judge_evidence(Kind.PD, pages, pages, Expected(2), roles)
+    assert evidence.status is Status.UNKNOWN
+    assert evidence.reasons == (
+        "prefill-0: no page: its address is not known",
+        "decode-0: no page: its address is not known",
+    )
