@@ -256,6 +256,8 @@ def site_for(
     wait_s = settings["gpu_wait"]
     if settings["launcher"] == "local":
         return LocalSite(inputs, settings, folder / "turns" if worker else None)
+    # Each xdist worker has a job of its own.
+    suffix = f"-{os.environ.get('PYTEST_XDIST_WORKER', os.getpid())}" if worker else ""
     return SlurmSite(
         wish=read_wish(settings["slurm_arg"]),
         gres=settings["slurm_gres"],
@@ -263,6 +265,6 @@ def site_for(
         simulated=inputs.simulated,
         wait_s=SLURM_WAIT_S if wait_s is None else wait_s,
         run_id=run_id,
-        log=folder / "logs" / "slurm-job.log",
+        log=folder / "logs" / f"slurm-job{suffix}.log",
         tell=tell,
     )

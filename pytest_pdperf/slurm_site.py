@@ -154,6 +154,7 @@ class SlurmSite:
         job = self._job
         assert job is not None, "not prepared"
         self._facts = ask_nodes(self._run, job)
+        _check_addresses(self._facts)
         window = port_window()
         start = window.start + int(job.id) * PORTS_OF_A_JOB % len(window)
         self.ports = PortRegistry(window=window, start=start)
@@ -302,3 +303,13 @@ class SlurmSite:
         self.ports.close()
         holder, self._holder = self._holder, None
         return holder.release() if holder is not None else ()
+
+
+def _check_addresses(facts: Mapping[str, NodeFacts]) -> None:
+    """Raise UsageProblem when one node of several calls itself by its loopback address, as /etc/hosts may say."""
+    loopback = [name for name, one in facts.items() if one.address.startswith("127.")]
+    if loopback and len(loopback) < len(facts):
+        raise UsageProblem(
+            f"{PLACE}: node {loopback[0]} has the address {facts[loopback[0]].address} here, where no other "
+            "node reaches it; give its name an address of the network (/etc/hosts, NodeAddr), or start pytest outside of the job"
+        )

@@ -264,7 +264,7 @@ class Vllm:
         if kv is not None and kv.connector == "nixl":
             env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = instance.host
             env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(instance.ports.side_channel)
-            env |= {"UCX_TLS": "tcp,sm,self", "UCX_NET_DEVICES": "lo"} if cpu else UCX_ENV[kv.transport]
+            env |= _ucx_on_cpu(instance.host) if cpu else UCX_ENV[kv.transport]
             env |= UCX_READ_BACK
         if kv is not None and kv.connector == "mooncake":
             if instance.role is Role.PREFILL:
@@ -334,6 +334,12 @@ class Vllm:
     def supported_prompts(self) -> frozenset[str]:
         """`/v1/completions` takes both; there is no `/generate`."""
         return frozenset({"token_ids", "text"})
+
+
+def _ucx_on_cpu(host: str) -> Mapping[str, str]:
+    """TCP, within this machine over loopback alone: UCX would otherwise try every interface."""
+    loopback = {"UCX_NET_DEVICES": "lo"} if host == "127.0.0.1" else {}
+    return {"UCX_TLS": "tcp,sm,self", **loopback}
 
 
 ENGINE = Vllm()

@@ -6,6 +6,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,20 +83,26 @@ class State:
     """Where a job stands."""
 
     name: str
-    """`PENDING`, `RUNNING`, ...; empty when the queue no longer has it."""
+    """`PENDING`, `RUNNING`, ...; empty when the queue no longer has it, UNKNOWN when it does not answer."""
     reason: str = ""
     start: str = ""
     """When Slurm expects it to start; empty when it does not say."""
 
 
 def job_state(run: Slurm, id: str) -> State:
-    """Ask the queue. A job that it no longer knows has an empty name. Raises UsageProblem without an answer."""
-    answer = run("squeue", "--noheader", f"--jobs={id}", "--states=all", "-o", "%T|%r|%S")
+    """Ask the queue. A job that it no longer knows has an empty name; without an answer the state is UNKNOWN.
+
+    A controller that is busy for a moment is no reason to give a running job up.
+    """
+    try:
+        answer = run("squeue", "--noheader", f"--jobs={id}", "--states=all", "-o", "%T|%r|%S")
+    except UsageProblem as problem:
+        return State("UNKNOWN", str(problem).removeprefix(f"{PLACE}: "))
     parts = answer.out.strip().split("|")
     if answer.code != 0 or len(parts) != 3:
         if answer.code == 0 or "Invalid job id" in answer.err:
             return State("")
-        raise UsageProblem(f"{PLACE}: squeue failed: {answer.said}")
+        return State("UNKNOWN", f"squeue failed: {answer.said}")
     return State(parts[0], parts[1], "" if parts[2] in ("N/A", "Unknown") else parts[2])
 
 
@@ -145,6 +152,12 @@ HOPELESS = frozenset(
     }
 )
 """Reasons to be pending that do not pass by waiting."""
+
+
+def scancel(run: Slurm, id: str, signal: str | None = None) -> None:
+    """Cancel a job or step, or send it a signal. Never raises: whoever ends something looks whether it has ended."""
+    with suppress(UsageProblem):
+        run("scancel", *([f"--signal={signal}"] if signal else []), id)
 
 
 def owner_comment() -> str:
@@ -243,17 +256,18 @@ class JobHolder:
         """Give the job back and wait until the queue no longer runs it; idempotent. One line for what is left."""
         job = self.job_id
         if job is not None and not self.ended:
-            self._run("scancel", job)
+            scancel(self._run, job)
         left = self._process.stop(ORPHAN_GRACE_S)
         if job is None:
             return left
         until = self._clock() + GONE_S
         while (state := job_state(self._run, job)).name not in OVER:
             if self._clock() > until:
+                why = f" ({state.reason})" if state.name == "UNKNOWN" else ""
                 return (
                     *left,
-                    f"Slurm job {job} is still {state.name.lower()} {GONE_S:g} s after scancel {job}",
+                    f"Slurm job {job} is still {state.name.lower()}{why} {GONE_S:g} s after scancel {job}",
                 )
-            self._run("scancel", job)
+            scancel(self._run, job)
             self._sleep(TICK_S)
         return left

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_pdperf.stack import procfs
 from pytest_pdperf.stack.slurm.client import Slurm, asked
-from pytest_pdperf.stack.slurm.job import MARK
+from pytest_pdperf.stack.slurm.job import MARK, scancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +45,4 @@ def cancel(run: Slurm, jobs: Sequence[LeftJob]) -> None:
     """Cancel the jobs of dead runs, and no others."""
     for job in jobs:
         if job.dead:
-            run("scancel", job.id)
+            scancel(run, job.id)

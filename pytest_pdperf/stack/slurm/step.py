@@ -6,14 +6,16 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_pdperf.engines.base import Command
+from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.stack.logs import read_lines
 from pytest_pdperf.stack.processes import Exit, ManagedProcess, environment
 from pytest_pdperf.stack.slurm.client import Slurm, foreign_variables
-from pytest_pdperf.stack.slurm.job import ORPHAN_GRACE_S
+from pytest_pdperf.stack.slurm.job import ORPHAN_GRACE_S, scancel
 
 FREE_AGAIN_S = 60
 """How long srun waits for a place in the job: steps of an earlier launch need seconds to end."""
@@ -157,14 +159,14 @@ class SlurmStep:
     def kill(self) -> None:
         """SIGKILL the step's processes through Slurm, as a crash would end them."""
         if self.number is not None:
-            self._run("scancel", "--signal=KILL", self.number)
+            scancel(self._run, self.number, "KILL")
 
     def ask_to_stop(self, grace_s: float) -> None:
         """SIGTERM to the step's processes through Slurm; srun itself would kill them at once."""
         self._until = min(self._until, self._clock() + grace_s)
         if not self._asked and grace_s > 0 and self._srun.poll() is None and self.number is not None:
             self._asked = True
-            self._run("scancel", "--signal=TERM", self.number)
+            scancel(self._run, self.number, "TERM")
 
     def wait_stopped(self) -> tuple[str, ...]:
         """Wait for the end; after the grace srun ends the step by force."""
@@ -184,12 +186,12 @@ class SlurmStep:
     def _end_step(self, number: str, patience_s: float = 15.0) -> tuple[str, ...]:
         until = self._clock() + patience_s
         while True:
-            listed = self._run(
-                "squeue", "--noheader", "--steps", f"--jobs={number.split('.', maxsplit=1)[0]}", "-o", "%i"
-            )
-            if number not in listed.out.split():
-                return ()
+            with suppress(UsageProblem):
+                job = number.partition(".")[0]
+                listed = self._run("squeue", "--noheader", "--steps", f"--jobs={job}", "-o", "%i")
+                if number not in listed.out.split():
+                    return ()
             if self._clock() > until:
                 return (f"{self.id}: Slurm step {number} on {self._node} does not end",)
-            self._run("scancel", "--signal=KILL", number)
+            scancel(self._run, number, "KILL")
             self._sleep(0.25)

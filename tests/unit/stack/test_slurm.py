@@ -19,7 +19,7 @@ from pytest_pdperf.stack import procfs
 from pytest_pdperf.stack.slurm import probe
 from pytest_pdperf.stack.slurm.asking import Size, Wish, forecast, read_wish, salloc
 from pytest_pdperf.stack.slurm.client import Answer, check_version, foreign_variables
-from pytest_pdperf.stack.slurm.job import Job, JobNode, State, job_state, owner_comment, read_job
+from pytest_pdperf.stack.slurm.job import Job, JobNode, State, job_state, owner_comment, read_job, scancel
 from pytest_pdperf.stack.slurm.launcher import SlurmLauncher, ask_nodes
 from pytest_pdperf.stack.slurm.leftovers import cancel, left_jobs
 from pytest_pdperf.stack.slurm.nodes import Need, fewest_nodes, parse_gres, read_nodes, spread
@@ -207,8 +207,14 @@ def test_a_job_that_the_queue_forgot_has_no_state() -> None:
     assert job_state(Recorded({"squeue": ""}), "1") == State("")
     gone = Answer(1, "", "slurm_load_jobs error: Invalid job id specified")
     assert job_state(Recorded({"squeue": gone}), "1") == State("")
-    with pytest.raises(UsageProblem, match="squeue failed: Unable to contact slurm controller"):
-        job_state(Recorded({"squeue": Answer(1, "", "Unable to contact slurm controller")}), "1")
+    deaf = job_state(Recorded({"squeue": Answer(1, "", "Unable to contact slurm controller")}), "1")
+    assert deaf == State("UNKNOWN", "squeue failed: Unable to contact slurm controller")
+
+    def silent(*argv: str) -> Answer:
+        raise UsageProblem("--launcher slurm: no answer from squeue within 30 s")
+
+    assert job_state(silent, "1") == State("UNKNOWN", "no answer from squeue within 30 s")
+    scancel(silent, "1")
 
 
 def test_nodes_are_those_of_the_default_partition_that_are_up() -> None:
