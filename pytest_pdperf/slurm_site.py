@@ -311,5 +311,6 @@ def _check_addresses(facts: Mapping[str, NodeFacts]) -> None:
     if loopback and len(loopback) < len(facts):
         raise UsageProblem(
             f"{PLACE}: node {loopback[0]} has the address {facts[loopback[0]].address} here, where no other "
-            "node reaches it; give its name an address of the network (/etc/hosts, NodeAddr), or start pytest outside of the job"
+            "node reaches it; give its name an address of the network (/etc/hosts, NodeAddr), or start pytest outside "
+            "of the job"
         )
