@@ -72,7 +72,8 @@ class Report:
     def line(self) -> str:
         """The report for people."""
         told = "; ".join(f"{count} x {words}" for words, count in self.told.items())
-        parts = [f"{self.fault} on {self.topology}: {told or 'nobody was hit'}", f"{self.unharmed} unharmed"]
+        parts = [f"{self.fault} on {self.topology}: {told or self.how or 'nobody was hit'}"]
+        parts.append(f"{self.unharmed} unharmed")
         parts += [
             f"{words} {value:.2f} s"
             for words, value in (

@@ -13,6 +13,8 @@ import pytest
 
 from pytest_pdperf.breaking import FAULTS, Breaking, misbehave, nobodys_kv, speaks_nixl
 from pytest_pdperf.evidence.names import Quantity
+from pytest_pdperf.evidence.record import Expected, Status
+from pytest_pdperf.evidence.verdict import judge_evidence
 from pytest_pdperf.session import Session
 from pytest_pdperf.spec.topology import Role, Topology
 from pytest_pdperf.stack.launch import Stack
@@ -164,6 +166,35 @@ def test_a_client_leaves_in_decode(stack: Stack, broken: Break) -> None:
     b.recover()
     b.clean()
     passed(b)
+
+
+def test_a_bypass_is_seen(stack: Stack, broken: Break) -> None:
+    """Through the router the counters prove every request; sent straight to decode, the same ones show none."""
+    plan = stack.plan
+    if not speaks_nixl(plan):
+        pytest.skip(f"decode of {plan.engine.name} does not answer alone")
+    decode = plan.of_role(Role.DECODE)[0]
+    for fault, url, status in (
+        ("through the router", "", Status.PROVEN),
+        ("straight to decode", decode.url, Status.BYPASSED),
+    ):
+        b = broken(stack, fault)
+        flights = b.send(6, url=url)
+        b.unharmed(flights)
+        b.clean()
+        sent = Expected(
+            requests=len(flights),
+            prompt_tokens=sum(len(flight.prompt) for flight in flights),
+            completion_tokens=sum(flight.output for flight in flights),
+        )
+        roles = {instance.id: instance.role for instance in plan.instances}
+        evidence = judge_evidence("pd", b.before, b.after, sent, roles)
+        b.report.how = evidence.summary
+        if evidence.status is not status:
+            b.problem(f"{fault}: want {status.value}, got {evidence.summary} ({'; '.join(evidence.reasons)})")
+        if status is Status.PROVEN and evidence.transferred_tokens != sent.prompt_tokens:
+            b.problem(f"{evidence.transferred_tokens} tokens transferred, {sent.prompt_tokens} sent")
+        passed(b)
 
 
 def test_a_slow_link(pdperf: Session, topology: Topology, broken: Break) -> None:

@@ -34,9 +34,11 @@ def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 
 @pytest.mark.timeout(300)
 def test_a_dead_decode_engine_is_reported_and_the_stack_serves_again(project: pytest.Pytester) -> None:
-    result = run(project, "-m", "fault", "-k", "decode_dies or transfer_fails")
-    assert result.parseoutcomes() == {"passed": 2, "deselected": 4}, result.stdout.str()
+    result = run(project, "-m", "fault", "-k", "decode_dies or transfer_fails or bypass")
+    assert result.parseoutcomes() == {"passed": 3, "deselected": 4}, result.stdout.str()
     result.stdout.fnmatch_lines(["*decode dies on trio: * x *broken off after * tokens*recovered in*"])
+    result.stdout.fnmatch_lines(["*straight to decode on trio: bypassed: 0 of 6*"])
+    result.stdout.fnmatch_lines(["*through the router on trio: proven: 6 of 6*"])
     (folder,) = (project.path / "pdperf-results").glob("*/faults")
     dies = json.loads((folder / "trio-decode-dies.json").read_text())
     assert sum(dies["told"].values()) == 4
@@ -58,7 +60,7 @@ def test_answers_that_are_short_and_end_well_fail_a_fault_test(project: pytest.P
 
 def test_nobody_breaks_a_stack_by_asking_for_pd(project: pytest.Pytester) -> None:
     result = run(project, "-m", "pd", "--collect-only", "-q")
-    assert result.parseoutcomes() == {"deselected": 6}
+    assert result.parseoutcomes() == {"deselected": 7}
     result = project.runpytest_subprocess("-m", "fault", "-p", "no:cacheprovider", "-rs", timeout=60)
-    assert result.parseoutcomes() == {"skipped": 6}
+    assert result.parseoutcomes() == {"skipped": 7}
     result.stdout.fnmatch_lines(["*performance suite: run it with*"])
