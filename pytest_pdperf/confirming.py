@@ -31,9 +31,10 @@ from .measure.cell_result import CellResult
 from .measuring import Measured, TopologyLaunch
 from .options import Settings
 from .report.outcomes import save
+from .report.source import STAGE_2
 from .report.ttft_stage import circumstances
 
-FRESH = 1000
+FRESH = STAGE_2
 """Launch numbers from here on belong to stage 2, so that they never meet those of `--launches`."""
 
 COMPARED = frozenset({Verdict.PASS, Verdict.NOISY, Verdict.IMPROVED})

@@ -16,7 +16,9 @@ from .outcomes import SCHEMA, CellOutcome, RunSummary
 from .published import PublishedTable, read_published
 
 _FILE = re.compile(r"(?P<topology>.+?)--(?P<cell>.+?)(?:\.launch(?P<launch>\d+))?\.json\Z")
-_LAUNCH = re.compile(r"(?P<topology>.+)-launch(?P<launch>\d+)\Z")
+_LAUNCH = re.compile(r"(?P<topology>.+)-launch(?P<launch>\d+)(?:-reference)?\Z")
+STAGE_2 = 1000
+"""Launch numbers beyond this are fresh launches of suspects: their cells are in the suspects' rows, and not missing."""
 _SIMULATED = "sim"
 """First word of every simulated engine's name, and of no other's."""
 
@@ -156,6 +158,8 @@ def _unfinished(folder: Path) -> list[Hole]:
         if not path.is_dir():
             continue
         match = _LAUNCH.match(path.parent.name)
+        if match and int(match["launch"]) > STAGE_2:
+            continue
         topology = match["topology"] if match else path.parent.name
         reason = (
             "measured but never judged: the run broke off"

@@ -165,3 +165,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path, make: str) -> None:
         path.mkdir()
     with pytest.raises(UsageProblem, match=make):
         open_source(path)
+
+
+def test_fresh_launches_of_suspects_are_no_missing_cells(tmp_path: Path) -> None:
+    small_run(tmp_path)
+    for launch in ("pd-1p2d-launch1001", "pd-1p2d-launch1002-reference", "pd-1p2d-launch3"):
+        (tmp_path / "records" / launch / "in512-out256-c4").mkdir(parents=True)
+    assert [(hole.topology, hole.launch) for hole in load_run(tmp_path).holes] == [("pd-1p2d", 3)]
