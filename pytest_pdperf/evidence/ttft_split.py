@@ -167,8 +167,9 @@ def _sequential(
     vLLM's queue time on decode covers the wait for remote KV, so the transfer is taken out of it; its prefill
     time there is the first decode step. Its API servers time whole answers, parsing and tokenising included; engines
     without that clock give their own end-to-end time. What a router's clock shows beyond prefill's answer is its own
-    work and its hops: until decode is asked where decode's API server has a clock for what follows, else until
-    decode's head.
+    work, its hops to both engines and decode's parsing. An engine that computes in the process of its API server may
+    send its head late, with the first token: then decode's stages overlap with the router's, and the closure error is
+    negative.
     """
     queue_p, work_p = prefill.mean(Quantity.QUEUE_SECONDS), prefill.mean(Quantity.PREFILL_SECONDS)
     queue_d, step_d = decode.mean(Quantity.QUEUE_SECONDS), decode.mean(Quantity.PREFILL_SECONDS)
@@ -181,9 +182,13 @@ def _sequential(
             decode.notes.append("transfers took longer than decode's queue time, which should hold them")
     clocked = prefill.has(Quantity.HTTP_SECONDS) and decode.has(Quantity.HTTP_SECONDS)
     answer = prefill.mean(Quantity.HTTP_SECONDS if clocked else Quantity.E2E_SECONDS)
-    around = _minus(decode.mean(Quantity.HTTP_SECONDS), decode.mean(Quantity.E2E_SECONDS)) if clocked else 0.0
+    around: float | None = 0.0
     if router_time is not None and answer is not None:
-        until = router_time.leg_ms if clocked else router_time.head_ms
+        until = router_time.head_ms
+        if until is None:
+            until = router_time.leg_ms
+            if clocked:
+                around = _minus(decode.mean(Quantity.HTTP_SECONDS), decode.mean(Quantity.E2E_SECONDS))
         stages["router"] = stages["router"] if until is None else until - answer
     ahead = _minus(answer, queue_p, work_p)
     behind = _minus(decode.mean(Quantity.TTFT_SECONDS), queue_d, step_d)
