@@ -36,6 +36,7 @@ MOONCAKE_LIBRARIES = {  # in loading order: the first two are needed by the thir
     "libibverbs.so.1": "libibverbs1",
     "libnuma.so.1": "libnuma1",
 }
+APT = ("apt-get", "-o", "Acquire::Retries=3")
 LIBRARIES = "lib/pdperf-libraries"  # the idle plug-in loads from there what the system does not have
 
 MODEL = "tiny-qwen3"
@@ -239,12 +240,12 @@ def add_libraries(env: Environment, libraries: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         try:
-            env.call("apt-get", "download", *names, cwd=folder)
+            env.call(*APT, "download", *names, cwd=folder)
         except BuildError:
             if os.geteuid() != 0:
                 raise BuildError(f"apt-get download {' '.join(names)} did not work. {hint}") from None
-            env.call("apt-get", "update", hint=hint)
-            env.call("apt-get", "download", *names, cwd=folder, hint=hint)
+            env.call(*APT, "update", hint=hint)
+            env.call(*APT, "download", *names, cwd=folder, hint=hint)
         for package in folder.glob("*.deb"):
             env.call("dpkg-deb", "-x", package, folder / "root")
         for library in libraries:

@@ -31,7 +31,7 @@ def build() -> Any:
 def programs(folder: Path, monkeypatch: pytest.MonkeyPatch, *, downloads: bool) -> None:
     """`apt-get` and `dpkg-deb` that write what the real ones would, or a package index that is not there."""
     folder.mkdir()
-    fetch = 'shift; for p; do echo > "$p.deb"; done' if downloads else "exit 100"
+    fetch = 'shift 3; for p; do echo > "$p.deb"; done' if downloads else "exit 100"
     unpack = 'mkdir -p "$3/usr/lib"; n=$(basename "$2" 1.deb).so.1; echo "$n" > "$3/usr/lib/$n"'
     for name, text in {"apt-get": fetch, "dpkg-deb": unpack}.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
