@@ -9,44 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_pdperf.engines.base import Command, Instance, Ports, Programs
+from pytest_pdperf.engines.base import Command, Programs
 from pytest_pdperf.engines.installed import python_of, site_folders, version_of
 from pytest_pdperf.engines.registry import ENGINES, get_engine
 from pytest_pdperf.engines.sglang import ENGINE, SAME_MEANING, flags, sglang_args, start_of
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.spec.topology import FlagValue, KvTransfer, Role, Topology
-
-NOWHERE = Programs(())
-
-
-def instance(
-    role: Role = Role.PREFILL,
-    *,
-    devices: tuple[str, ...] = ("0",),
-    tp: int = 1,
-    connector: str | None = "nixl",
-    transport: str = "auto",
-    args: dict[str, FlagValue] | None = None,
-    env: dict[str, str] | None = None,
-    numa: int | None = None,
-    served: str = "served",
-) -> Instance:
-    kv = KvTransfer.model_validate({"connector": connector, "transport": transport}) if connector else None
-    return Instance(
-        id="x-0",
-        role=role,
-        ports=Ports(
-            http=8200, side_channel=5600, bootstrap=8998 if role is Role.PREFILL else 0, dist_init=21000
-        ),
-        devices=devices,
-        tensor_parallel=tp,
-        model="/models/m",
-        served_model=served,
-        args=args or {},
-        env=env or {},
-        kv_transfer=kv,
-        numa_node=numa,
-    )
+from pytest_pdperf.spec.topology import FlagValue, Role, Topology
+from tests.unit.engines.engine_instances import NOWHERE, instance
 
 
 def command(programs: Programs = NOWHERE, **kwargs: object) -> Command:
