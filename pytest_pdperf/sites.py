@@ -106,8 +106,15 @@ class LocalSite:
     here = True
     unknown: tuple[str, ...] = ()
 
-    def __init__(self, inputs: Inputs, settings: Settings, turns: Path | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        settings: Settings,
+        tell: Callable[[str], None] = lambda text: None,
+        turns: Path | None = None,
+    ) -> None:
         """`turns` is the folder by which the workers of a run take turns; None where there is only one process."""
+        self._tell = tell
         self.devices: tuple[Device, ...] = ()
         self.inventory = Inventory()
         self.gpu_mib: dict[str, int] = {}
@@ -161,7 +168,7 @@ class LocalSite:
         """Tidy up after dead runs, lock every device, and see that nobody else computes there."""
         self.ports.sweep()
         if self._turns is None and self._lease is None:
-            self._lease = acquire(self.devices, self._settings["gpu_wait"] or 0.0)
+            self._lease = acquire(self.devices, self._settings["gpu_wait"] or 0.0, tell=self._tell)
             self._check_idle()
 
     def hold(self) -> None:
@@ -172,7 +179,7 @@ class LocalSite:
     def take_turn(self) -> None:
         """By a second lock within the run; the first is the process's that started the workers."""
         if self._turns is not None and self._lease is None:
-            self._lease = acquire(self.devices, math.inf, folder=self._turns)
+            self._lease = acquire(self.devices, math.inf, folder=self._turns, tell=self._tell)
             self._check_idle()
 
     def end_turn(self) -> None:
@@ -255,7 +262,7 @@ def site_for(
     """
     wait_s = settings["gpu_wait"]
     if settings["launcher"] == "local":
-        return LocalSite(inputs, settings, folder / "turns" if worker else None)
+        return LocalSite(inputs, settings, tell, folder / "turns" if worker else None)
     # Each xdist worker has a job of its own.
     suffix = f"-{os.environ.get('PYTEST_XDIST_WORKER', os.getpid())}" if worker else ""
     return SlurmSite(

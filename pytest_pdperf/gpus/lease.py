@@ -85,10 +85,12 @@ def acquire(
     sleep: Callable[[float], None] = time.sleep,
     folder: Path | None = None,
     command: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Lease:
     """Lock every device that has a UUID; all of them or none.
 
-    Waits up to `wait_s` seconds for others. Raises UsageProblem that names the device and who holds it.
+    Waits up to `wait_s` seconds for others, and calls `tell` with who each of them is. Raises UsageProblem that names
+    the device and who holds it.
     """
     place = folder or lease_folder()
     lease = Lease(tuple(devices))
@@ -101,7 +103,7 @@ def acquire(
     try:
         for device in wanted:
             path = place / (re.sub(r"[^A-Za-z0-9-]", "_", device.uuid) + ".lock")
-            lease._files[path] = _lock(device, path, holder, deadline, clock, sleep)
+            lease._files[path] = _lock(device, path, holder, deadline, clock, sleep, tell)
     except BaseException:
         lease.release()
         raise
@@ -115,6 +117,7 @@ def _lock(
     deadline: float,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
+    tell: Callable[[str], None],
 ) -> int:
     while True:
         try:
@@ -122,7 +125,7 @@ def _lock(
         except OSError as error:
             raise UsageProblem(f"cannot lease {device}: {path}: {error.strerror}") from None
         try:
-            _wait_for(device, descriptor, deadline, clock, sleep)
+            _wait_for(device, descriptor, deadline, clock, sleep, tell)
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, holder.encode(), 0)
@@ -139,18 +142,21 @@ def _wait_for(
     deadline: float,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
+    tell: Callable[[str], None],
 ) -> None:
+    told = ""
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             left = deadline - clock()
+            in_use = f"{device} ({device.uuid}) is in use by {_holder(descriptor)}"
             if left <= 0:
-                who = _holder(descriptor)
-                raise UsageProblem(
-                    f"{device} ({device.uuid}) is in use by {who}; wait for it or name other GPUs"
-                ) from None
+                raise UsageProblem(f"{in_use}; wait for it or name other GPUs") from None
+            if in_use != told:
+                told = in_use
+                tell(f"waiting: {in_use}")
             sleep(min(POLL_S, left))
 
 

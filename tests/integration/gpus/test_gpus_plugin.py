@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -204,3 +205,4 @@ pytest_pdperf.sites.read_inventory = read
     result = pytester.runpytest_subprocess(*alone, "--gpu-wait", "120", "-k", "one", timeout=300)
     thread.join(10)
     assert result.parseoutcomes() == {"passed": 1, "deselected": 1}
+    result.stdout.fnmatch_lines([f"pdperf: waiting: GPU * is in use by process {os.getpid()} since *"])

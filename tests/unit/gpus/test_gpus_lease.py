@@ -167,10 +167,14 @@ def test_a_file_that_cannot_be_removed_is_used_again(tmp_path: Path, monkeypatch
 
 
 def test_waiting_ends_with_success_when_the_other_leaves(tmp_path: Path) -> None:
-    clock, other = Clock(), acquire([A], folder=tmp_path)
+    clock, other = Clock(), acquire([A], folder=tmp_path, command="the nightly")
     clock.at_sleep = lambda: other.release() if len(clock.slept) == 3 else None
-    with acquire([A], 10, clock, sleep=clock.sleep, folder=tmp_path):
+    told: list[str] = []
+    with acquire([A], 10, clock, sleep=clock.sleep, folder=tmp_path, tell=told.append):
         assert len(clock.slept) == 3
+    assert len(told) == 1, "once, not at every look"
+    assert told[0].startswith(f"waiting: GPU 0 (GPU-a) is in use by process {os.getpid()} since ")
+    assert told[0].endswith(": the nightly")
 
 
 def test_waiting_ends_at_the_deadline_and_not_before(tmp_path: Path) -> None:
