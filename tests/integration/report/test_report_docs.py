@@ -237,3 +237,20 @@ def test_options_named_in_prose_exist() -> None:
     }
     assert unknown == set()
     assert "engine" in BY_NAME
+
+
+def checked(*workflows: Path) -> subprocess.CompletedProcess[str]:
+    """GitHub's own schema of workflow files, as check-jsonschema ships it: nothing is fetched."""
+    pytest.importorskip("check_jsonschema")
+    command = ["-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, workflows)]
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_example_workflows_are_what_github_takes(tmp_path: Path) -> None:
+    examples = sorted((DOCS / "examples").glob("*.yml"))
+    assert len(examples) >= 2
+    done = checked(*examples)
+    assert done.returncode == 0, done.stdout + done.stderr
+    spoilt = tmp_path / "spoilt.yml"
+    spoilt.write_text(examples[0].read_text().replace("runs-on:", "runs_on:"))
+    assert checked(spoilt).returncode == 1, "this check can fail"
