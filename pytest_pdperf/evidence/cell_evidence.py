@@ -18,6 +18,7 @@ from pytest_pdperf.spec.topology import Kind, Role
 from .access_log import RoleCounts, count_posts, judge_posts
 from .drain import Drain
 from .exposition import Snapshot, Unknown
+from .gpu_findings import capped, throttled
 from .gpu_trace import GpuSummary, Look, ThrottleVerdict, energy_per_token, judge_throttle, summarise
 from .kv_errors import KvErrors, read_kv_errors
 from .kv_logs import KvLogVerdict, judge_kv_logs
@@ -36,11 +37,6 @@ CLOSURE_LIMIT = 0.10
 
 KNOWN_SHARE = 0.8
 """Requests whose first token must have been seen by itself; the engines' means are over all of them."""
-
-FORCED_DOWN = frozenset(
-    ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake")
-)
-"""Heat and power supply: no healthy GPU is slowed by these. A power cap or locked clocks may be its normal state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,8 +347,8 @@ def _with_findings(found: CellEvidence, watched: Watched, seen: Seen) -> CellEvi
             warnings.append(
                 f"transport: {watched.asked} was asked for, what ran is not known: {found.transport.detail}"
             )
-    problems += _throttled(found.gpus)
-    warnings += _capped(found.gpus)
+    problems += throttled(found.gpus)
+    warnings += capped(found.gpus)
     if failures := found.kv_errors.transport_failures:
         kinds = ", ".join(sorted({k for key in failures for k in found.kv_errors.by_request[key]}))
         problems.append(f"logs: KV transfer of {len(failures)} requests failed ({kinds})")
@@ -368,31 +364,6 @@ def _with_findings(found: CellEvidence, watched: Watched, seen: Seen) -> CellEvi
     if seen.failed_looks:
         warnings.append(f"GPUs: {seen.failed_looks} looks at clocks and power failed")
     return replace(found, problems=tuple(problems), warnings=tuple(warnings))
-
-
-def _throttled(gpus: Sequence[GpuSummary]) -> list[str]:
-    """Only what no GPU does in health: its own summary may hold a power cap as well."""
-    lines = []
-    for row in gpus:
-        forced = sorted(FORCED_DOWN & set(row.reasons))
-        if forced and judge_throttle([row]).status == "inconclusive":
-            clock = f" at {row.sm_mhz:.0f} MHz" if row.sm_mhz is not None else ""
-            heat = f", {row.temperature_c} °C" if row.temperature_c is not None else ""
-            lines.append(
-                f"GPU {row.uuid} throttled ({', '.join(forced)}) in {row.throttled_share or 0.0:.0%} of the busy "
-                f"looks{clock}{heat}"
-            )
-    return lines
-
-
-def _capped(gpus: Sequence[GpuSummary]) -> list[str]:
-    return [
-        f"GPU {row.uuid} ran below its clocks in {row.throttled_share:.0%} of the busy looks ({', '.join(row.reasons)})"
-        for row in gpus
-        if row.throttled_share
-        and not FORCED_DOWN & set(row.reasons)
-        and judge_throttle([row]).status != "clean"
-    ]
 
 
 def _reason(value: TtftSplit | Unknown) -> str:
