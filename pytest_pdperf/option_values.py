@@ -34,6 +34,14 @@ def whole_number(text: str) -> int:
         raise ValueError("want a whole number") from None
 
 
+def nats(text: str) -> float:
+    """A difference of two log-probabilities, 0 or more. Raises ValueError."""
+    value = float(text)
+    if not 0 <= value < 100:
+        raise ValueError("must be a number of nats, 0 or more")
+    return value
+
+
 def positive_count(text: str) -> int:
     """A whole number of at least 1. Raises ValueError."""
     value = whole_number(text)

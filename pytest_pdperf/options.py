@@ -13,6 +13,7 @@ from .errors import UsageProblem
 from .option_values import (
     count_or_auto,
     gres_name,
+    nats,
     positive_count,
     positive_seconds,
     seconds,
@@ -265,6 +266,14 @@ OPTIONS: tuple[Option, ...] = (
         default="yes",
         kind="optional",
         const="yes",
+    ),
+    Option(
+        "greedy_tolerance",
+        "for engines that are not stable to the bit: greedy answers may part where the log-probabilities of their two "
+        "tokens differ by no more than this, in nats; 0 wants equal tokens",
+        metavar="NATS",
+        default="0",
+        parse=nats,
     ),
     Option(
         "pdperf_results",

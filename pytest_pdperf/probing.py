@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
 
 from .spec.topology import Kind, Role
-from .stack.greedy import probe
+from .stack.greedy import logprob_gap, probe
 from .stack.launch import Stack
 from .stack.pairs import probe_pair
+from .stack.running import Serving
 
 
 def exact_form(forms: frozenset[str]) -> str | None:
@@ -32,13 +34,30 @@ def prompt_vocabulary(model: str) -> tuple[int, int]:
     return min(1000, size // 4), min(usual, size)
 
 
+def greedy_prompt(length: int) -> tuple[int, ...]:
+    """The fixed prompt of `length` tokens that every way is asked with."""
+    return tuple(100 + (7 * i) % 1009 for i in range(length))
+
+
+def parts_at_a_tie(
+    stack: Serving, length: int, a: Sequence[int], b: Sequence[int], limit_nats: float
+) -> bool:
+    """Whether two greedy answers to that prompt part where their tokens are nearly as likely, for engines that are not
+    stable to the bit. Asks the stack, once, and only where a difference is allowed at all.
+    """
+    if limit_nats <= 0:
+        return False
+    gap = logprob_gap(stack.url, stack.model, greedy_prompt(length), a, b)
+    return gap is not None and gap <= limit_nats
+
+
 def greedy_by_every_way(stack: Stack, length: int, count: int) -> dict[str, tuple[int, ...]]:
     """Way -> the first `count` greedy tokens for one fixed prompt of `length` tokens.
 
     Besides the router that is each engine alone or, where a role cannot serve alone (SGLang), each pair directly.
     Raises ProbeError when a way gives no answer.
     """
-    prompt = tuple(100 + (7 * i) % 1009 for i in range(length))
+    prompt = greedy_prompt(length)
     form = exact_form(stack.plan.prompt_forms()) or "token_ids"
     answers = {"through the router": probe(stack.url, stack.model, prompt, count, form=form)}
     if form == "generate_ids" and stack.plan.topology.kind is Kind.PD:

@@ -118,6 +118,42 @@ def probe(
     return answer.tokens
 
 
+def logprob_gap(
+    url: str,
+    model: str,
+    prompt_ids: Sequence[int],
+    a: Sequence[int],
+    b: Sequence[int],
+    *,
+    timeout_s: float = 120.0,
+) -> float | None:
+    """How much likelier the server finds one of two greedy answers than the other where they part, in nats.
+
+    Asks for the distribution of the one token after the prompt and what both answers share. Near 0 the two tokens are
+    a tie, which rounding decides in an engine that is not stable to the bit; damaged KV gives no such tie. None where
+    the answers do not part, or the server does not list both tokens among its 20 likeliest. Raises ProbeError when the
+    request fails.
+    """
+    place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    if place is None:
+        return None
+    path, body = body_of(model, [*prompt_ids, *a[:place]], 1, form="token_ids", stream=False)
+    body |= {"logprobs": 20, "return_tokens_as_token_ids": True}
+    with client() as http:
+        try:
+            response = http.post(url + path, json=body, timeout=timeout_s)
+            if response.status_code != 200:
+                raise ProbeError(f"logprobs at {url}: {_refusal(response)}")
+            listed = response.json()["choices"][0]["logprobs"]["top_logprobs"][0]
+        except httpx.HTTPError as error:
+            raise ProbeError(f"logprobs at {url}: {type(error).__name__}: {error}") from None
+        except (ValueError, LookupError, TypeError):
+            return None
+    both = [listed.get(f"token_id:{answer[place]}") for answer in (a, b)]
+    known = [float(value) for value in both if isinstance(value, int | float)]
+    return abs(known[0] - known[1]) if len(known) == 2 else None
+
+
 def _refusal(response: httpx.Response) -> str:
     return f"HTTP {response.status_code} from {response.url}: {' '.join(response.text.split())[:300]}"
 

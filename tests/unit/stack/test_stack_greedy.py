@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import pytest
 
-from pytest_pdperf.stack.greedy import Answer, ask, body_of
+from pytest_pdperf.probing import parts_at_a_tie
+from pytest_pdperf.stack import greedy
+from pytest_pdperf.stack.greedy import Answer, ProbeError, ask, body_of, logprob_gap
+from pytest_pdperf.stack.running import Serving
 
 
 def answer(
@@ -140,3 +145,51 @@ def generated(text: str, ids: list[int], count: int) -> dict[str, object]:
 def test_generate_streams_in_two_ways(events: list[dict[str, object]]) -> None:
     got = answer(sse(*events), form="generate_ids")
     assert (got.error, got.tokens, got.text, got.completion_tokens) == ("", (5, 5), " a a", 2)
+
+
+def gap(
+    monkeypatch: pytest.MonkeyPatch,
+    respond: Callable[[httpx.Request], httpx.Response],
+    a: list[int],
+    b: list[int],
+) -> float | None:
+    monkeypatch.setattr(greedy, "client", lambda: httpx.Client(transport=httpx.MockTransport(respond)))
+    return logprob_gap("http://x", "m", [1, 2], a, b)
+
+
+def likely(**values: float) -> Callable[[httpx.Request], httpx.Response]:
+    listed = {name.replace("token_", "token_id:"): value for name, value in values.items()}
+    return body({"choices": [{"logprobs": {"top_logprobs": [listed]}}]})
+
+
+def test_two_answers_are_compared_by_likelihood_where_they_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        return likely(token_7=-0.70, token_8=-0.75)(request)
+
+    assert gap(monkeypatch, respond, [5, 7, 1], [5, 8, 2]) == pytest.approx(0.05)
+    assert asked[0]["prompt"] == [1, 2, 5], "what both share comes first"
+    assert (asked[0]["max_tokens"], asked[0]["temperature"]) == (1, 0.0)
+    assert gap(monkeypatch, respond, [5, 8], [5, 7]) == pytest.approx(0.05)
+
+
+def test_a_gap_that_is_not_known_is_none_and_never_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = likely(token_7=-0.7)
+    assert gap(monkeypatch, known, [7], [7]) is None
+    assert gap(monkeypatch, known, [7], [8]) is None, "not among the likeliest"
+    assert gap(monkeypatch, body({"choices": [{"logprobs": None}]}), [7], [8]) is None
+    with pytest.raises(ProbeError, match="HTTP 500"):
+        gap(monkeypatch, body({"error": "x"}, 500), [7], [8])
+
+
+def test_a_tie_is_forgiven_up_to_the_limit_and_only_where_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    respond = likely(token_7=-0.70, token_8=-0.75)
+    monkeypatch.setattr(greedy, "client", lambda: httpx.Client(transport=httpx.MockTransport(respond)))
+    stack = cast(Serving, SimpleNamespace(url="http://x", model="m"))
+    assert parts_at_a_tie(stack, 4, [7], [8], 0.1)
+    assert not parts_at_a_tie(stack, 4, [7], [8], 0.01)
+    assert not parts_at_a_tie(stack, 4, [7], [9], 0.1), "damaged KV picks a token that is not likely at all"
+    monkeypatch.setattr(greedy, "client", lambda: pytest.fail("nobody asks without a limit"))
+    assert not parts_at_a_tie(stack, 4, [7], [8], 0.0)
