@@ -22,6 +22,13 @@ def test_latencies_of_one_request() -> None:
     assert samples.gaps_ms(made).tolist() == pytest.approx([30, 10, 50])
 
 
+def test_latency_counts_from_the_sending_also_where_it_was_due_earlier() -> None:
+    """How late a request was sent is a metric of its own, `send_lag_ms`."""
+    made = request([100, 130], sent_ms=10, scheduled_ns=request(sent_ms=4).sent_ns)
+    assert samples.ttft_ms(made) == pytest.approx(90)
+    assert samples.e2e_ms(made) == pytest.approx(120)
+
+
 def test_nothing_is_measured_without_a_token() -> None:
     made = request([], count=0)
     assert (samples.ttft_ms(made), samples.e2e_ms(made), samples.tpot_ms(made)) == (None, None, None)

@@ -13,6 +13,7 @@ from pytest_pdperf.measure.cell_result import CellResult, MetricValue
 from pytest_pdperf.measure.records import RequestRecord, Status
 from pytest_pdperf.measure.summarise import summarise
 from pytest_pdperf.measure.table import METRICS
+from pytest_pdperf.measure.window import steady_window, tokens_within
 from pytest_pdperf.spec.workload import Cell, ClosedLoop, OpenLoop, Slo, Stream
 from tests.unit.measure.measure_records import at, cell, loop, records, request
 
@@ -145,6 +146,22 @@ def test_a_straggler_needs_two_others_to_stand_out_from() -> None:
     assert metrics([fast[0], slow])["output_tps_wall"].note == ""
 
 
+@pytest.mark.parametrize(
+    ("end_ms", "note"), [(1100, ""), (1200, "one straggler stretches the wall time 1.20 x")]
+)
+def test_a_straggler_stretches_by_more_than_a_tenth(end_ms: float, note: str) -> None:
+    made = [request([100 * i + 100], sent_ms=100 * i) for i in range(10)]
+    assert metrics([*made, request([end_ms], sent_ms=0)])["output_tps_wall"].note == note
+
+
+@pytest.mark.parametrize(
+    ("end_ms", "note"), [(400, ""), (410, "one straggler stretches the wall time 1.37 x")]
+)
+def test_a_straggler_takes_over_twice_the_usual_time(end_ms: float, note: str) -> None:
+    made = [request([100 * i + 100], sent_ms=100 * i) for i in range(3)]
+    assert metrics([*made, request([end_ms], sent_ms=200)])["output_tps_wall"].note == note
+
+
 def test_share_of_events_that_came_together() -> None:
     found = metrics([request([40, 60, 60, 80, 80])])
     assert (found["zero_gap_share"].value, found["stall_longest_ms"].value) == (0.5, 0.0)
@@ -248,3 +265,75 @@ def test_events_of_unknown_size_are_named_where_single_tokens_are_reported() -> 
         20.0, 1, "1 requests do not say how many tokens an event has"
     )
     assert found["itl_ms_p50"] == MetricValue(15.0, 2)
+
+
+def test_what_is_said_of_the_whole_cell() -> None:
+    """Tokens count for failed requests too, as the server did the work; times are seconds."""
+    made = [request([100, 110], prompt_tokens=9), request([100, 120], prompt_tokens=9)]
+    made.append(request([50], status=Status.SHORT, prompt_tokens=7))
+    result = summarise(records(made), cell(3), "t")
+    assert (result.requests, result.ok) == (3, 2)
+    assert (result.prompt_tokens, result.completion_tokens) == (25, 5)
+    assert result.wall_s == pytest.approx(0.12)
+    assert result.steady_window_s is None, "one wave has no steady window"
+    assert result.metrics["input_tps_wall"].value == pytest.approx(18 / 0.12)
+    steady = summarise(records(loop(64, 4)), cell(64, 4), "t").steady_window_s
+    assert steady == pytest.approx(15 * 0.11, rel=0.001)
+
+
+def test_failed_requests_take_part_in_the_window_and_give_no_tokens() -> None:
+    made = loop(16, 2)
+    made[7] = replace(made[7], status=Status.SHORT)
+    window = steady_window(made, 2)
+    good = [r for r in made if r.status is Status.OK]
+    found = metrics(made, cell(16, 2))
+    assert found["output_tps"].value == pytest.approx(tokens_within(good, window) / window.seconds)
+    made[-1] = replace(made[-1], status=Status.SHORT)
+    made[-2] = replace(made[-2], status=Status.SHORT)
+    good = [r for r in made if r.status is Status.OK]
+    found = metrics(made, cell(16, 2))
+    assert found["output_tps"].value == pytest.approx(tokens_within(good, window) / window.seconds)
+
+
+def test_stalls_are_counted_summed_and_their_longest_named() -> None:
+    events = [100.0]
+    for gap in [*[10.0] * 20, 100.0, 200.0]:
+        events.append(events[-1] + gap)
+    found = metrics([request(events)])
+    assert (found["stall_count"].value, found["stall_total_ms"].value) == (2, 300)
+    assert found["stall_longest_ms"].value == 200
+
+
+def test_send_lag_is_positive_for_what_left_late() -> None:
+    made = [request([100, 110], scheduled_ns=request(sent_ms=-2).sent_ns)]
+    assert metrics(made)["send_lag_ms_p99"].value == pytest.approx(2)
+
+
+def test_client_lag_is_known_with_kernel_stamps_only() -> None:
+    made = [request([100, 110], lag_ms=3)]
+    assert summarise(records(made), cell(1), "t").metrics["client_lag_ms_p50"].value == pytest.approx(3)
+    other = summarise(records(made, stamp_source="user"), cell(1), "t").metrics
+    assert other["client_lag_ms_p50"].value is None
+
+
+def test_lag_is_that_of_good_answers() -> None:
+    made = [request([100, 110], lag_ms=1), request([100, 110], lag_ms=50, status=Status.SHORT)]
+    assert summarise(records(made), cell(2), "t").client_lag_ms["max"] == pytest.approx(1)
+
+
+def test_bounds_of_an_slo_may_be_met_exactly() -> None:
+    made = [request([100, 110])]
+    slo = Slo(ttft_ms=100, tpot_ms=10, e2e_ms=110)
+    found = metrics(made, cell(1, slo=slo))
+    assert found["goodput_share"].value == 1
+    assert found["goodput_rps"].value == pytest.approx(1 / 0.11)
+
+
+def test_no_more_clients_than_requests_were_ever_there() -> None:
+    made = [request([i * 50 + 40], sent_ms=i * 50) for i in range(8)]
+    assert metrics(made, cell(16, 16))["output_tps"].note.startswith("8 clients were never busy")
+
+
+def test_the_mean_is_no_median_and_the_maximum_is_one() -> None:
+    found = metrics([request([100]), request([100]), request([400])])
+    assert (found["ttft_ms_mean"].value, found["ttft_ms_max"].value) == (200, 400)

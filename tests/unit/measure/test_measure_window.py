@@ -48,6 +48,24 @@ def test_open_loop_runs_from_first_to_last_send() -> None:
     assert (window.start_ns, window.end_ns, window.note) == (at(0), at(90), "")
 
 
+@pytest.mark.parametrize(("steady_ms", "long_enough"), [(49, False), (50, True), (99, True)])
+def test_a_window_holds_half_a_usual_request_at_least(steady_ms: float, long_enough: bool) -> None:
+    """Usual is the median: the one request of 400 ms does not make the window short."""
+    made = [
+        request([100], sent_ms=0),
+        request([120], sent_ms=20),
+        request([steady_ms + 400], sent_ms=steady_ms),
+    ]
+    window = steady_window(made, None)
+    assert (window.note == "") == long_enough
+    assert window.end_ns == (made[-1].sent_ns if long_enough else end_of(made[-1]))
+
+
+def test_requests_without_any_duration_have_no_steady_window() -> None:
+    made = [request([], sent_ms=5, count=0), request([], sent_ms=5, count=0)]
+    assert "too short" in steady_window(made, None).note
+
+
 def test_tokens_within_counts_both_bounds() -> None:
     made = [request([10, 20, 30], tokens=[1, 2, 4])]
     assert tokens_within(made, Window(at(10), at(20))) == 3
@@ -75,11 +93,12 @@ def test_mean_concurrency() -> None:
         1.5
     )
     assert mean_concurrency(made, Window(at(-100), at(100))) == pytest.approx(0.75)
+    assert mean_concurrency([request([100], sent_ms=0)], Window(at(50), at(100))) == pytest.approx(1)
     made = loop(20, 4, pause=110)
     assert mean_concurrency(made, steady_window(made, 4)) == pytest.approx(2, rel=0.05)
 
 
 def test_end_of_a_request() -> None:
     assert end_of(request([5], end_ms=9)) == at(9)
-    assert end_of(request([5], end_ns=None)) == at(5)
+    assert end_of(request([5, 8], end_ns=None)) == at(8)
     assert end_of(request([], sent_ms=3, count=0, end_ns=None)) == at(3)
