@@ -277,6 +277,7 @@ def test_what_is_said_of_the_whole_cell() -> None:
     assert result.wall_s == pytest.approx(0.12)
     assert result.steady_window_s is None, "one wave has no steady window"
     assert result.metrics["input_tps_wall"].value == pytest.approx(18 / 0.12)
+    assert result.metrics["output_tps_wall"].value == pytest.approx(4 / 0.12)
     steady = summarise(records(loop(64, 4)), cell(64, 4), "t").steady_window_s
     assert steady == pytest.approx(15 * 0.11, rel=0.001)
 
