@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_pdperf.evidence.drain import busy_reason
 from pytest_pdperf.evidence.exposition import Snapshot, Unknown, parse_exposition
 from pytest_pdperf.evidence.naming import Fault, Pages, Speed, name_faults, speeds
 from pytest_pdperf.evidence.record import Expected
+from pytest_pdperf.evidence.record import Status as Status_
 from pytest_pdperf.evidence.verdict import judge_evidence
 from pytest_pdperf.measure.records import RequestRecord, Status
 from pytest_pdperf.spec.topology import Role
@@ -159,3 +161,24 @@ def test_a_slow_start_is_measured_against_the_usual_one() -> None:
 def test_a_restart_has_no_speed() -> None:
     assert speeds(END, START, ROLES) == {"prefill-0": Speed(), "decode-0": Speed()}
     assert speeds(START, END, ROLES)["decode-0"].link_rate == pytest.approx(1e9)
+
+
+def renamed(found: Pages) -> Pages:
+    """The same pages from a version that calls everything otherwise."""
+    series = {
+        name: {key.replace("vllm:", "vllm:v2_"): rows for key, rows in page.series.items()}
+        for name, page in found.items()
+        if isinstance(page, Snapshot)
+    }
+    return {name: Snapshot(rows) for name, rows in series.items()}
+
+
+def test_renamed_metrics_are_unknown_with_reasons_and_no_zero_that_looks_like_health() -> None:
+    start, end = renamed(START), renamed(END)
+    evidence = judge_evidence("pd", start, end, Expected(6, 600, 60), ROLES)
+    assert evidence.status is Status_.UNKNOWN
+    assert any("not on the page" in reason for reason in evidence.reasons)
+    assert (evidence.transferred_tokens, evidence.recomputed_tokens, evidence.failed_transfers) == (None,) * 3
+    assert not evidence.valid
+    assert named(start, end) == [], "and nobody is accused for it"
+    assert isinstance(busy_reason(end["decode-0"], start["decode-0"]), Unknown), "nor is it called idle"
