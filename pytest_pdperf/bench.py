@@ -84,7 +84,9 @@ class Bench(Measuring):
         topologies = {one.topology.name: one.topology for one in launches}
         self._site.prepare(list(topologies.values()), in_turn=self._overlap.asked)
         self.devices = self._site.devices
-        self._overlap.prepare(launches, {name: self._site.placement(name) for name in topologies})
+        placements = {name: self._site.placement(name) for name in topologies}
+        no_room = "" if self._site.here else "a Slurm job is as large as one topology needs"
+        self._overlap.prepare(launches, placements, no_room)
         for topology in topologies.values():
             engine, router = self._inputs.engines[topology.name], self._inputs.routers[topology.name]
             visible = [device for group in self._site.visible(topology).values() for device in group]

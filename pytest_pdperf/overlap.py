@@ -41,11 +41,14 @@ class Overlap:
         self._say = say
         self._order: tuple[TopologyLaunch, ...] = ()
         self._placements: Mapping[str, Placement] = {}
+        self._no_room = ""
         self._beside: tuple[TopologyLaunch, LaunchBeside] | None = None
 
-    def prepare(self, order: Sequence[TopologyLaunch], placements: Mapping[str, Placement]) -> None:
-        """Tell in which order launches will be measured, and where each runs."""
-        self._order, self._placements = tuple(order), placements
+    def prepare(
+        self, order: Sequence[TopologyLaunch], placements: Mapping[str, Placement], no_room: str = ""
+    ) -> None:
+        """Tell in which order launches will be measured, where each runs, and why there is room for one alone if so."""
+        self._order, self._placements, self._no_room = tuple(order), placements, no_room
 
     def pairs(self) -> list[tuple[TopologyLaunch, TopologyLaunch, str]]:
         """(launch, the next one, why the next cannot come up beside it: empty when it can) of the whole run."""
@@ -131,5 +134,7 @@ class Overlap:
     def _why_not(self, one: TopologyLaunch, other: TopologyLaunch) -> str:
         if one.topology.name == other.topology.name:
             return "it is the same topology, on the same GPUs"
+        if self._no_room:
+            return self._no_room
         first, second = (self._placements[launch.topology.name] for launch in (one, other))
         return why_not_together(first, second)

@@ -123,6 +123,13 @@ def test_what_cannot_be_up_together_starts_in_its_turn_and_says_why(
     assert house.overlap.take(second) is None
 
 
+def test_where_there_is_room_for_one_nothing_starts_beside_it() -> None:
+    house = House(A, B)
+    house.overlap.prepare((A, B), PLACEMENTS, "a job is as large as one topology")
+    assert house.overlap.begin_after(A).endswith("has ended: a job is as large as one topology")
+    assert house.started == []
+
+
 def test_a_plan_that_is_refused_beside_another_is_a_reason_to_wait() -> None:
     house = House(A, B)
     house.refuse = "b router: port 8000 is reserved by pid 1"
