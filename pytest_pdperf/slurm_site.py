@@ -154,7 +154,7 @@ class SlurmSite:
         job = self._job
         assert job is not None, "not prepared"
         self._facts = ask_nodes(self._run, job)
-        _check_addresses(self._facts)
+        check_addresses(self._facts)
         window = port_window()
         start = window.start + int(job.id) * PORTS_OF_A_JOB % len(window)
         self.ports = PortRegistry(window=window, start=start)
@@ -305,7 +305,7 @@ class SlurmSite:
         return holder.release() if holder is not None else ()
 
 
-def _check_addresses(facts: Mapping[str, NodeFacts]) -> None:
+def check_addresses(facts: Mapping[str, NodeFacts]) -> None:
     """Raise UsageProblem when one node of several calls itself by its loopback address, as /etc/hosts may say."""
     loopback = [name for name, one in facts.items() if one.address.startswith("127.")]
     if loopback and len(loopback) < len(facts):

@@ -13,14 +13,14 @@ import pytest
 from pytest_pdperf.commands.checks import Level, check_left_jobs
 from pytest_pdperf.engines.base import Command
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.slurm_site import NOT_LOOKED, SlurmSite
+from pytest_pdperf.slurm_site import NOT_LOOKED, SlurmSite, check_addresses
 from pytest_pdperf.spec.topology import Role, Topology
 from pytest_pdperf.stack import procfs
 from pytest_pdperf.stack.slurm import probe
 from pytest_pdperf.stack.slurm.asking import Size, Wish, forecast, read_wish, salloc
 from pytest_pdperf.stack.slurm.client import Answer, check_version, foreign_variables
 from pytest_pdperf.stack.slurm.job import Job, JobNode, State, job_state, owner_comment, read_job, scancel
-from pytest_pdperf.stack.slurm.launcher import SlurmLauncher, ask_nodes
+from pytest_pdperf.stack.slurm.launcher import NodeFacts, SlurmLauncher, ask_nodes
 from pytest_pdperf.stack.slurm.leftovers import cancel, left_jobs
 from pytest_pdperf.stack.slurm.nodes import Need, fewest_nodes, parse_gres, read_nodes, spread
 from pytest_pdperf.stack.slurm.sharing import cpus_wanted, shares_of
@@ -399,3 +399,11 @@ def test_the_mark_of_a_job_is_that_of_this_process() -> None:
     other_machine = owner_comment().replace(procfs.pid_space(), "another-boot/pid[4026531836]")
     run = Recorded({"squeue": f"1|pdperf-a|RUNNING|{other_machine}"})
     assert [job.dead for job in left_jobs(run)] == [False], "its pid means nothing here"
+
+
+def test_a_node_that_others_cannot_reach_is_refused() -> None:
+    near, far = NodeFacts("a", "127.0.1.1"), NodeFacts("b", "10.0.0.2")
+    with pytest.raises(UsageProblem, match=r"node a has the address 127\.0\.1\.1 here"):
+        check_addresses({"a": near, "b": far})
+    check_addresses({"a": near})
+    check_addresses({"b": far, "c": NodeFacts("c", "10.0.0.3")})
