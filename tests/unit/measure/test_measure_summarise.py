@@ -330,6 +330,11 @@ def test_bounds_of_an_slo_may_be_met_exactly() -> None:
     assert found["goodput_rps"].value == pytest.approx(1 / 0.11)
 
 
+def test_a_first_token_that_nobody_saw_keeps_no_bound() -> None:
+    found = metrics([request([50, 50], not_streamed=True)], cell(1, slo=Slo(ttft_ms=100)))
+    assert found["goodput_share"].value == 0
+
+
 def test_no_more_clients_than_requests_were_ever_there() -> None:
     made = [request([i * 50 + 40], sent_ms=i * 50) for i in range(8)]
     assert metrics(made, cell(16, 16))["output_tps"].note.startswith("8 clients were never busy")
