@@ -25,6 +25,8 @@ from pytest_pdperf.stack.stages import STARTING, stage_limits
 __all__ = ["FAILED_GRACE_S", "GRACE_S", "Stack", "blame", "launch", "obituary"]
 
 _TICK_S = 0.05
+_DEATH_S = 1.0
+"""A process that failed a request may be known to be dead only so much later: its reaper has to be scheduled."""
 _TELL_S = 15.0
 """Between two progress lines while nothing new happens."""
 _HTTP_S = 0.5
@@ -293,7 +295,7 @@ class _BringUp:
             thread.join(_TICK_S)
         answer = answers[0] if answers else Answer(error="the request ended without an answer")
         if answer.error:
-            for _ in range(5):  # a death explains it better, and may be known a moment later
+            for _ in range(round(_DEATH_S / _TICK_S)):  # a death explains it better
                 self.watch({})
                 self.sleep(_TICK_S)
             raise BringUpError(f"{what}: {answer.error}", self._tails())
