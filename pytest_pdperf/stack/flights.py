@@ -74,6 +74,9 @@ class Flight:
             self.error = (
                 f"HTTP {self.status}, then an error in the stream: {json.dumps(event['error'])[:200]}"
             )
+        ended = meta.get("finish_reason") if isinstance(meta, Mapping) else None
+        if isinstance(ended, Mapping) and ended.get("type") == "abort":
+            self.error = f"HTTP {self.status}, then aborted: {str(ended.get('message'))[:200]}"
         for counts in (meta, usage):
             if isinstance(counts, Mapping) and isinstance(counts.get("completion_tokens"), int):
                 self.counted = cast(int, counts["completion_tokens"])

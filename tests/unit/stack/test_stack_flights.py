@@ -58,6 +58,13 @@ def test_sglang_repeats_its_tokens_or_does_not() -> None:
     assert repeating.complete and incremental.complete
 
 
+def test_sglang_tells_of_an_abort_in_its_finish_reason() -> None:
+    reason = {"type": "abort", "message": "KVTransferError", "status_code": 500}
+    gone = flight({"output_ids": [], "meta_info": {"completion_tokens": 3, "finish_reason": reason}})
+    assert not gone.complete
+    assert gone.words() == "HTTP 200, then aborted: KVTransferError"
+
+
 def test_one_that_the_client_left_says_so() -> None:
     gone = flight(token(5), whole=False)
     gone.left = True
