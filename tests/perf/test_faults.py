@@ -131,8 +131,9 @@ def test_a_transfer_fails(stack: Stack, broken: Break) -> None:
         b.problem("requests came complete although their transfers fail")
     b.unharmed(others)
     failed = b.counted(Role.DECODE, Quantity.FAILED_TRANSFERS)
-    if failed is not None and failed < len(hit):
-        b.problem(f"{len(hit)} requests failed, the engines counted {failed:g} failed transfers")
+    if hit and failed == 0:
+        # One at least: vLLM 0.32 counts neither once a request nor once a cause.
+        b.problem(f"{len(hit)} requests failed, the engines counted no failed transfer")
     b.recover()
     b.clean()
     passed(b)
