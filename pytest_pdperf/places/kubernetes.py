@@ -19,6 +19,7 @@ from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.options import Settings
 from pytest_pdperf.stack.secrets import mask
 
+from .forwards import listen, port_of
 from .named import ROUTER
 from .pods import Json, Pod, assignments, hardware_of, nothing_matches, pods_of, refuse_shared, what_happened
 
@@ -78,9 +79,9 @@ class Cluster:
         self._thread = threading.Thread(target=self._run, name="kubernetes", daemon=True)
         self._thread.start()
         self._api: Any = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listeners: list[asyncio.Server] = []
         self._happened: dict[str, str] = {}
-        self._closed = False
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -100,6 +101,8 @@ class Cluster:
             raise UsageProblem(
                 f"--k8s {self.wanted.namespace}: {text} (needed: get and list pods, pods/log, pods/portforward)"
             ) from None
+        finally:
+            future.cancel()  # whoever is interrupted here leaves nothing behind that goes on
 
     # -- finding -------------------------------------------------------------------------------------------
 
@@ -152,25 +155,19 @@ class Cluster:
     # -- port-forwards -------------------------------------------------------------------------------------
 
     async def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(work))
+        self._tasks.add(asyncio.get_running_loop().create_task(work))
 
     async def _forward(self, pod: Pod) -> int:
-        target = await self._get(pod.name)
-        if target is None:
-            raise UsageProblem(f"--k8s: pod {pod.name} went away while it was looked at")
-        ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        def failed(reason: str) -> None:
+            self._tell(f"kubernetes: a port-forward to pod {pod.name} broke: {reason}")
 
-        async def hold() -> None:
-            try:
-                async with self._kr8s.portforward.PortForward(target, pod.port, local_port="auto") as port:
-                    ready.set_result(int(port))
-                    await asyncio.Event().wait()
-            except Exception as problem:
-                if not ready.done():
-                    ready.set_exception(problem)
+        listener = await listen(self._api, self.wanted.namespace, pod.name, pod.port, failed)
+        self._listeners.append(listener)
+        return port_of(listener)
 
-        await self._start(hold())
-        return await ready
+    def _tell(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     # -- watching ------------------------------------------------------------------------------------------
 
@@ -184,14 +181,19 @@ class Cluster:
             except Exception as problem:
                 misses += 1
                 if misses == 3:
-                    self.problems.append(
+                    self._tell(
                         f"kubernetes: pods cannot be looked at, restarts are not known: {type(problem).__name__}"
                     )
 
     async def _look(self) -> None:
+        seen: dict[str, Json] = {}
+        for selector in dict.fromkeys(self.wanted.selectors.values()):
+            seen |= {str(item["metadata"]["name"]): item for item in await self._list(selector)}
         for pod in self.pods:
-            now = await self._get(pod.name)
-            if text := what_happened(pod, None if now is None else now.raw):
+            now = seen.get(pod.name)
+            if now is None and (found := await self._get(pod.name)) is not None:
+                now = found.raw  # it lost the labels it was found by
+            if text := what_happened(pod, now):
                 self._happened.setdefault(pod.id, text)
 
     def happened(self) -> Mapping[str, str]:
@@ -217,37 +219,44 @@ class Cluster:
         return files
 
     async def _log(self, pod: Pod, path: Path) -> None:
-        with contextlib.suppress(Exception), path.open("a", encoding="utf-8") as out:
-            target = await self._get(pod.name)
-            if target is None:
-                return
-            lines = target.logs(container=pod.container, follow=True, tail_lines=LOG_LINES, timeout=None)
-            async for line in lines:
-                out.write(mask(line.rstrip("\n")) + "\n")
-                out.flush()
+        why = "it ended"
+        try:
+            with path.open("a", encoding="utf-8") as out:
+                target = await self._get(pod.name)
+                if target is None:
+                    return
+                lines = target.logs(container=pod.container, follow=True, tail_lines=LOG_LINES, timeout=None)
+                async for line in lines:
+                    out.write(mask(line.rstrip("\n")) + "\n")
+                    out.flush()
+        except Exception as problem:
+            why = mask(f"{type(problem).__name__}: {problem}")[:200]
+        self._tell(f"kubernetes: no more log of pod {pod.name}: {why}")
 
     # -- the end -------------------------------------------------------------------------------------------
 
     def _drop(self) -> None:
-        """End forwards, polls and log streams; the connection to the API stays."""
-        tasks, self._tasks = self._tasks, []
+        """End forwards with their connections, polls and log streams; the connection to the API stays."""
         self.urls = {}
 
         async def end() -> None:
+            while self._listeners:
+                self._listeners.pop().close()
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks, timeout=CLOSE_S)
+            self._tasks.clear()
 
-        if tasks:
+        if self._loop.is_running():
             with contextlib.suppress(UsageProblem):
                 self._call(end(), 2 * CLOSE_S)
 
     def close(self) -> None:
-        """End everything that was opened; safe to call more than once."""
-        if self._closed:
+        """End everything that was opened; safe to call more than once, and again after it was interrupted."""
+        if self._loop.is_closed():
             return
-        self._closed = True
         self._drop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_S)
@@ -257,8 +266,7 @@ class Cluster:
 
 def _library() -> Any:
     try:
-        for name in ("objects", "portforward"):
-            import_module(f"kr8s.asyncio.{name}")
+        import_module("kr8s.asyncio.objects")
         library = import_module("kr8s.asyncio")
     except ImportError as problem:
         raise UsageProblem(
@@ -269,6 +277,5 @@ def _library() -> Any:
     class Kr8s:
         api: Callable[..., Any] = library.api
         objects: Any = library.objects
-        portforward: Any = library.portforward
 
     return Kr8s()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -81,6 +83,43 @@ def test_pods_become_a_deployment_behind_forwards_that_close(api: FakeCluster, o
             httpx.get(url, trust_env=False)
 
 
+def test_a_forward_to_a_pod_that_is_gone_ends_at_once_and_says_why(api: FakeCluster, opened: Cluster) -> None:
+    url = named_in(opened, settings()).url
+    assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+    del api.pods[-1]
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(f"{url}/health", trust_env=False, timeout=60)
+    until(lambda: opened.problems, "the reason is told")
+    assert opened.problems == ["kubernetes: a port-forward to pod r broke: HTTP 404"]
+
+
+@pytest.mark.parametrize("end", ["close", "open"])
+def test_connections_in_use_end_with_their_forward(api: FakeCluster, opened: Cluster, end: str) -> None:
+    opened.open()
+    port = httpx.URL(opened.urls["decode-0"]).port
+    assert port is not None
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        until(lambda: api.forwards, "the connection is carried")
+        getattr(opened, end)()
+        assert client.recv(1) == b"", "its other end is closed"
+    until(lambda: not api.forwards, "the API has nothing open")
+    assert opened.problems == []
+
+
+def test_what_is_interrupted_does_not_go_on(api: FakeCluster, opened: Cluster) -> None:
+    ended = []
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    with pytest.raises(UsageProblem, match=r"no answer of the API within 0\.2 s"):
+        opened._call(endless(), 0.2)
+    until(lambda: ended, "it is cancelled")
+
+
 def test_a_front_door_of_its_own_needs_no_forward(api: FakeCluster, opened: Cluster) -> None:
     chosen = settings(target="http://ingress.example")
     named = named_in(opened, chosen)
@@ -101,6 +140,10 @@ def test_logs_come_as_they_are_written_without_secrets(
         out.write("args: --api-key sk-aaaaaaaaaaaaaaaaaaaaaaaa\nINFO later\n")
     until(lambda: "INFO later" in files["decode-0"].read_text(), "the log goes on")
     assert "sk-aaaa" not in files["decode-0"].read_text()
+    assert opened.problems == []
+    log.unlink()
+    until(lambda: opened.problems, "a log that breaks off is told")
+    assert opened.problems[0].startswith("kubernetes: no more log of pod d-y: ")
 
 
 HAPPENED: dict[str, tuple[Callable[[FakeCluster], None], str]] = {
