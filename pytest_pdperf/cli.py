@@ -19,7 +19,7 @@ examples:
   pdperf history --cell 'in512-*'          how cells went over the nights
   pdperf import vllm.json --beside RUN     another tool's result beside a run
   pdperf export RUN --as raw -o run.npz    every event, or another tool's format
-  pdperf manifests pd-1p2d-tp2 ...         a topology for a Kubernetes cluster
+  pdperf manifests pd-1p2d --model M --image IMAGE    a topology for a Kubernetes cluster
 
 Runs themselves are pytest's business: pytest -m pd --gpus 0-7
 """

@@ -10,7 +10,7 @@ from typing import Any
 EXAMPLES = """\
 examples:
   pdperf manifests pd-1p2d-tp2 --model Qwen/Qwen3-32B --image vllm/vllm-openai:v0.32.0
-  pdperf manifests aggregated-3x-tp2 --flavour gpustack --model Qwen/Qwen3-32B --image vllm/vllm-openai:v0.32.0
+  pdperf manifests pd-1p2d-tp2 --flavour gpustack --accelerator h100 --model Qwen/Qwen3-32B --image IMAGE
 afterwards:
   kubectl apply -n llm -f FILE
   pytest tests/perf -m pd --k8s llm --target http://GATEWAY \\

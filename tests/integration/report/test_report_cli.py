@@ -20,12 +20,8 @@ from pytest_pdperf.commands.completion import bash, fish, options_of, zsh
 from pytest_pdperf.commands.init import CI, plan_of
 from pytest_pdperf.commands.shipped import COPIES, shipped
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.gate.baseline import Launch
-from pytest_pdperf.gate.fingerprint import BaselineKey
-from pytest_pdperf.gate.history import HistoryEntry, to_line
-from pytest_pdperf.gate.verdict import Verdict
 from pytest_pdperf.report.outcomes import save
-from tests.unit.report.report_data import outcome, small_run
+from tests.unit.report.report_data import history_of, outcome, small_run
 
 ROOT = Path(__file__).parents[3]
 Said = Callable[[], tuple[str, str]]
@@ -35,44 +31,6 @@ Said = Callable[[], tuple[str, str]]
 def said(capsys: pytest.CaptureFixture[str]) -> Said:
     """What was printed since the last look: (out, err)."""
     return lambda: tuple(capsys.readouterr())  # type: ignore[return-value]
-
-
-def history_of(folder: Path, values: list[float], topology: str = "pd-1p2d") -> Path:
-    key = BaselineKey(
-        gpu="NVIDIA H100",
-        gpu_count=6,
-        link="NV18",
-        engine="vllm",
-        model="qwen3-32b",
-        dtype="auto",
-        topology=topology,
-        topology_digest="0" * 16,
-        definitions="pdperf-1",
-        simulated=False,
-    )
-    lines = []
-    for night, value in enumerate(values, start=1):
-        launch = Launch(
-            id=f"run-{night}",
-            date=f"2025-03-{night:02}T02:00:00Z",
-            values={"ttft_ms_p50": value},
-            n={"ttft_ms_p50": 64},
-            engine_version=f"0.{night}",
-        )
-        entry = HistoryEntry(
-            key=key,
-            workload="fixed-shapes",
-            cell="in512-out256-c16",
-            workload_digest="d",
-            verdict=Verdict.FAIL if value > 150 else Verdict.PASS,
-            launch=launch,
-            launch_id=launch.id,
-        )
-        lines.append(to_line(entry))
-    path = folder / f"{topology}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def test_report_shows_one_run(tmp_path: Path, said: Said) -> None:

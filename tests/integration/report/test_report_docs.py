@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,40 +24,10 @@ from pytest_pdperf.spec.loader import (
     load_workload,
     shipped_fixtures,
 )
-from pytest_pdperf.stack.slurm.asking import read_wish
+from tests.integration.report.doc_examples import BLOCK, DOCS, PAGES, README, ROOT, blocks, commands
 
-ROOT = Path(__file__).parents[3]
-DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
-BLOCK = re.compile(r"^```(\w+)?(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.M | re.S)
 PYTEST_FLAGS = {"-m", "-k", "--junitxml", "-n", "-q", "-v", "-x"}
 FLAGS = {option.flag: option for option in OPTIONS}
-
-
-def blocks(language: str, *more: Path) -> Iterator[Any]:
-    """(title, text) of every code block of a language, as pytest parameters."""
-    for page in (*PAGES, *more):
-        for number, (found, title, text) in enumerate(BLOCK.findall(page.read_text())):
-            if found == language:
-                yield pytest.param(title, text, id=f"{page.relative_to(ROOT)}-{number}")
-
-
-def commands(first: str) -> list[Any]:
-    """Every command line of the documentation and the examples that starts with this word, whole."""
-    found: dict[tuple[str, ...], Any] = {}
-    texts = [text for one in blocks("bash", ROOT / "README.md") for text in [one.values[1]]]
-    texts += [text for path in sorted((DOCS / "examples").glob("*.yml")) for text in shell_of(path)]
-    for text in texts:
-        for line in str(text).replace("\\\n", " ").splitlines():
-            words = tuple(shlex.split(line.partition(" > ")[0], comments=True))
-            if words[:1] == (first,):
-                found[words] = pytest.param(words, id=shlex.join(words)[:90])
-    return list(found.values())
-
-
-def shell_of(path: Path) -> list[str]:
-    jobs = yaml.safe_load(path.read_text())["jobs"]
-    return [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
 
 
 def test_generated_pages_are_current() -> None:
@@ -130,22 +98,15 @@ def test_pytest_commands_use_options_that_exist_and_values_that_parse(words: tup
         elsewhere = replace(settings, values={**settings.values, "target_ca": None})  # a file of the reader's
         read_named(elsewhere, {str(settings["target_api_key_env"]): "a-key"})
         return
-    real = settings["engine"] not in ("sim", "sim-sglang")
-    slurm = settings["launcher"] == "slurm"
-    read_wish(settings["slurm_arg"])
-    assert slurm or not settings["slurm_arg"], "--slurm-arg is for --launcher slurm"
-    assert not real or settings["gpus"] or slurm, "real engines need --gpus, or a Slurm that hands them out"
-    assert not real or settings["model"] or settings["gpus"] == "cpu", "real engines need --model"
     folders = [shipped_fixtures()]
     for name in settings["topology"].split(","):
         assert name in available("topologies", folders)
-    if settings["workload"]:
-        assert settings["workload"] in available("workloads", folders)
 
 
-@pytest.mark.parametrize(("title", "text"), list(blocks("yaml")))
+@pytest.mark.parametrize(("title", "text"), list(blocks("yaml", README)))
 def test_yaml_examples_load(title: str, text: str, tmp_path: Path) -> None:
-    assert title, "say with title= what a YAML example is"
+    title = title or text.partition("\n")[0].removeprefix("# ")
+    assert title.endswith((".yml", ".yaml", "(excerpt)")), "say with title= what a YAML example is"
     if ".github" in title:
         assert yaml.safe_load(text)["jobs"]
         return

@@ -9,6 +9,9 @@ from pathlib import Path
 import orjson
 
 from pytest_pdperf.evidence.ttft_split import STAGES, TtftSplit
+from pytest_pdperf.gate.baseline import Launch
+from pytest_pdperf.gate.fingerprint import BaselineKey
+from pytest_pdperf.gate.history import HistoryEntry, to_line
 from pytest_pdperf.gate.verdict import Verdict, VerdictRow
 from pytest_pdperf.load.results import write_records
 from pytest_pdperf.measure.cell_result import CellResult, MetricValue
@@ -221,3 +224,44 @@ def small_run(folder: Path) -> Path:
             )
         write_environment(folder, topology)
     return folder
+
+
+def history_of(
+    folder: Path, values: Sequence[float], topology: str = "pd-1p2d", cell: str = "in512-out256-c16"
+) -> Path:
+    """A history of one cell of vLLM on six H100: a launch a night, FAIL beyond 150 ms of TTFT."""
+    key = BaselineKey(
+        gpu="NVIDIA H100",
+        gpu_count=6,
+        link="NV18",
+        engine="vllm",
+        model="qwen3-32b",
+        dtype="auto",
+        topology=topology,
+        topology_digest="0" * 16,
+        definitions="pdperf-1",
+        simulated=False,
+    )
+    lines = []
+    for night, value in enumerate(values, start=1):
+        launch = Launch(
+            id=f"run-{night}",
+            date=f"2025-03-{night:02}T02:00:00Z",
+            values={"ttft_ms_p50": value},
+            n={"ttft_ms_p50": 64},
+            engine_version=f"0.{night}",
+        )
+        entry = HistoryEntry(
+            key=key,
+            workload="fixed-shapes",
+            cell=cell,
+            workload_digest="d",
+            verdict=Verdict.FAIL if value > 150 else Verdict.PASS,
+            launch=launch,
+            launch_id=launch.id,
+        )
+        lines.append(to_line(entry))
+    path = folder / f"{topology}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return path
