@@ -21,6 +21,7 @@ from .measure.summarise import summarise
 from .narrating import Narrator
 from .options import Settings
 from .provenance import Hardware, LaunchRecord
+from .report.kv_path import details_of
 from .report.outcomes import CellOutcome
 from .spec.topology import Kind, Topology
 from .spec.workload import Cell
@@ -61,7 +62,8 @@ class Measured:
     def outcome(self, launch: TopologyLaunch, engine: str, nodeid: str = "", order: int = 0) -> CellOutcome:
         """The cell's file before the gate has spoken; `nodeid` is empty where no test item stands for it."""
         result, seen = self.result, self.seen
-        details = seen.details() | ({"mixed": self.mixed.to_json()} if self.mixed else {})
+        details = seen.details() | details_of(launch.topology)
+        details |= {"mixed": self.mixed.to_json()} if self.mixed else {}
         return CellOutcome(
             nodeid=nodeid,
             order=order,

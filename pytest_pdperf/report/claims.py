@@ -69,8 +69,10 @@ def claims_of(grid: Grid) -> list[Claim]:
     """All sentences, benefits first."""
     claims = []
     for series in grid.series:
-        reference = grid.reference(series)
-        if reference is not None and series.launch == 1:
+        beside = {
+            id(one): one for one in (grid.reference(series), grid.other_path(series)) if one is not None
+        }
+        for reference in beside.values() if series.launch == 1 else ():
             for metric in (*CLAIMED, throughput_metric(grid.runs)):
                 claims += _compared(grid, series, reference, METRICS[metric])
     order = list(Kind)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pytest_pdperf.measure.cell_result import MetricValue
 from pytest_pdperf.measure.table import METRICS
 
+from .kv_path import KvPath, kin_together, read_kv_path
 from .outcomes import CellOutcome
 from .source import Hole, Run, launch_id
 
@@ -29,6 +30,8 @@ class Series:
     """Distinct in its report."""
     colour: int
     """Position of its (run, topology): launches of one topology share a colour."""
+    path: KvPath | None = None
+    """How it was asked to move its KV cache, where its run says so."""
 
     @property
     def id(self) -> str:
@@ -73,7 +76,8 @@ class Grid:
         """What a column is held against where no baseline is.
 
         The same topology of the first run; else the first aggregated topology of its own run, of the first run, or
-        of any. None for the column that the others are held against.
+        of any; else the topology that differs only in how the KV cache moves. None for the column that the others
+        are held against.
         """
         first = self.runs[0]
         same = [s for s in self.series if s.run is first and s.topology == series.topology and s.launch == 1]
@@ -81,9 +85,28 @@ class Grid:
             return same[0]
         plain = [s for s in self.series if s.kind == "aggregated" and s.launch == 1]
         nearest = sorted(plain, key=lambda s: (s.run is not series.run, s.run is not first))
-        if not nearest or nearest[0].colour == series.colour:
+        if not nearest:
+            return self.other_path(series)
+        return nearest[0] if nearest[0].colour != series.colour else None
+
+    def other_path(self, series: Series) -> Series | None:
+        """What TCP is held against: the column of the same run that differs only in how the KV cache moves.
+
+        None for a topology that has no such column, and for the one that the others are held against: the first that
+        was not asked for TCP.
+        """
+        if series.path is None:
             return None
-        return nearest[0]
+        kin = [
+            (one.path.fallback, number, one)
+            for number, one in enumerate(self.series)
+            if one.run is series.run
+            and one.launch == 1
+            and one.path is not None
+            and one.path.layout == series.path.layout
+        ]
+        first = min(kin)[2] if kin else series
+        return first if first.colour != series.colour else None
 
 
 def build_grid(runs: Sequence[Run]) -> Grid:
@@ -118,9 +141,12 @@ def build_grid(runs: Sequence[Run]) -> Grid:
 
 def _series(runs: Sequence[Run]) -> tuple[Series, ...]:
     columns: dict[tuple[int, str, int], str] = {}
+    paths: dict[tuple[int, str, int], KvPath | None] = {}
     for number, run in enumerate(runs):
         for outcome in run.outcomes:
-            columns.setdefault((number, outcome.topology, outcome.launch), outcome.kind)
+            column = (number, outcome.topology, outcome.launch)
+            columns.setdefault(column, outcome.kind)
+            paths[column] = paths.get(column) or read_kv_path(outcome.details)
     for number, run in enumerate(runs):
         for hole in run.holes:
             columns.setdefault((number, hole.topology, hole.launch), "")
@@ -129,11 +155,15 @@ def _series(runs: Sequence[Run]) -> tuple[Series, ...]:
         owners.setdefault(topology, set()).add(number)
     colours: dict[tuple[int, str], int] = {}
     found = []
-    for (number, topology, launch), kind in columns.items():
+    by_run = [[column for column in columns if column[0] == number] for number in range(len(runs))]
+    for column in (one for those in by_run for one in kin_together(those, paths.get)):
+        number, topology, launch = column
         colour = colours.setdefault((number, topology), len(colours))
         label = topology if len(owners[topology]) == 1 else f"{topology} ({_run_name(runs, number)})"
         label += f" #{launch}" if launch != 1 else ""
-        found.append(Series(runs[number], topology, launch, kind, label, colour))
+        found.append(
+            Series(runs[number], topology, launch, columns[column], label, colour, paths.get(column))
+        )
     return tuple(found)
 
 

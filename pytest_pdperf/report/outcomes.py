@@ -13,6 +13,8 @@ from pytest_pdperf.evidence.ttft_split import TtftSplit
 from pytest_pdperf.gate.verdict import Verdict, VerdictRow
 from pytest_pdperf.measure.cell_result import CellResult
 
+from .kv_path import kin_together, read_kv_path
+
 SCHEMA = 1
 
 
@@ -137,8 +139,8 @@ class RunSummary:
 
 
 def cells_of(outcomes: Iterable[CellOutcome]) -> dict[str, list[CellOutcome]]:
-    """Outcomes grouped by cell, so that topologies stand beside each other."""
+    """Outcomes grouped by cell, so that topologies stand beside each other, and TCP beside RDMA."""
     grouped: dict[str, list[CellOutcome]] = {}
     for outcome in outcomes:
         grouped.setdefault(outcome.result.cell, []).append(outcome)
-    return grouped
+    return {cell: kin_together(group, lambda o: read_kv_path(o.details)) for cell, group in grouped.items()}
