@@ -24,7 +24,7 @@ from .measuring import Measuring, TopologyLaunch
 from .narrating import Narrator
 from .options import Settings
 from .places.deployment import Deployment, look
-from .places.found import named_in, notes_of
+from .places.found import explained, named_in, notes_of
 from .places.greeting import Greeting, greet
 from .places.named import topology_of
 from .probing import prompt_vocabulary
@@ -156,13 +156,14 @@ class AttachedBench(Measuring):
 
     def _look_again(self) -> None:
         try:
-            named = self._deployment.named
-            if self._cluster is not None:
-                named = named_in(self._cluster, self._settings)
-                topology_of(named, self.launch.topology)
-            found = look(named, (self._deployment.model,))
-            self._deployment = replace(found, engine=self._deployment.engine)
-            self._greeting = greet(self._deployment)
+            with explained(self._cluster):
+                named = self._deployment.named
+                if self._cluster is not None:
+                    named = named_in(self._cluster, self._settings)
+                    topology_of(named, self.launch.topology)
+                found = look(named, (self._deployment.model,))
+                self._deployment = replace(found, engine=self._deployment.engine)
+                self._greeting = greet(self._deployment)
         except UsageProblem as problem:
             raise BringUpError(f"{self.launch.id}: {problem}") from None
 

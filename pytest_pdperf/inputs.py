@@ -20,7 +20,7 @@ from .gpus.inventory import Inventory, load_recorded
 from .measure.table import METRICS
 from .options import BY_NAME, Settings
 from .places.deployment import Deployment, look
-from .places.found import named_in
+from .places.found import explained, named_in
 from .places.kubernetes import Cluster, read_wanted
 from .places.named import read_named, topology_of, without_k8s, without_target
 from .routers.base import Router
@@ -84,7 +84,8 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
     if settings["k8s"]:
         cluster = Cluster(read_wanted(settings))
         try:
-            return _attached_inputs(settings, folders, cluster)
+            with explained(cluster):
+                return _attached_inputs(settings, folders, cluster)
         except BaseException:
             cluster.close()
             raise

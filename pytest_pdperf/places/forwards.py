@@ -94,4 +94,4 @@ def _reason(problem: BaseException) -> str:
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     status = getattr(getattr(problem, "response", None), "status_code", None)
-    return f"HTTP {status}" if status else f"{type(problem).__name__}: {problem}"
+    return f"HTTP {status}, no WebSocket" if status else f"{type(problem).__name__}: {problem}"

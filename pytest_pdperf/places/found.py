@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from pytest_pdperf.errors import UsageProblem
@@ -34,6 +36,17 @@ def named_in(cluster: Cluster, settings: Settings) -> Named:
     roles = [f"{pod.role}={cluster.urls[pod.id]}" for pod in engines]
     named = read_named(settings, target=front, roles=roles)
     return replace(named, hardware=named.hardware or cluster.hardware)
+
+
+@contextmanager
+def explained(cluster: Cluster | None) -> Iterator[None]:
+    """Add to a UsageProblem what the cluster told meanwhile: no answer may mean that a forward is forbidden."""
+    problems = cluster.problems if cluster is not None else []
+    before = len(problems)
+    try:
+        yield
+    except UsageProblem as problem:
+        raise UsageProblem("; ".join((str(problem), *problems[before:]))) from None
 
 
 def notes_of(cluster: Cluster, named: Named) -> tuple[str, ...]:

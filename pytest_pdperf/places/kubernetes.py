@@ -92,7 +92,6 @@ class Cluster:
         try:
             return future.result(timeout_s)
         except concurrent.futures.TimeoutError:
-            future.cancel()
             raise UsageProblem(f"--k8s: no answer of the API within {timeout_s:g} s") from None
         except UsageProblem:
             raise

@@ -70,8 +70,30 @@ def running(items: Sequence[Json]) -> list[Json]:
 
 
 def pods_of(role: str, items: Sequence[Json], port: int | None) -> list[Pod]:
-    """The running pods of a role. Raises UsageProblem when one does not say where it listens."""
-    return [_pod(role, number, item, port) for number, item in enumerate(running(items))]
+    """The running pods of a role. Raises UsageProblem when one is not ready or does not say where it listens."""
+    alive = running(items)
+    for item in alive:
+        _refuse_unready(item)
+    return [_pod(role, number, item, port) for number, item in enumerate(alive)]
+
+
+def _refuse_unready(item: Json) -> None:
+    """Raise UsageProblem for a pod that says it cannot serve yet: services leave it out, so it would be no replica."""
+    status = item.get("status", {})
+    conditions = {row.get("type"): row for row in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {})
+    if ready.get("status", "True") == "True":
+        return
+    waiting = [
+        str(reason)
+        for row in status.get("containerStatuses") or ()
+        if (reason := ((row.get("state") or {}).get("waiting") or {}).get("reason"))
+    ]
+    why = ", ".join(waiting) or ready.get("message") or ready.get("reason") or "it does not say why"
+    name = item["metadata"]["name"]
+    raise UsageProblem(
+        f"--k8s: pod {name} is not ready ({why}); wait for it: kubectl wait --for=condition=Ready pod/{name}"
+    )
 
 
 def refuse_shared(pods: Sequence[Pod]) -> None:

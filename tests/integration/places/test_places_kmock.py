@@ -19,7 +19,8 @@ from anyio.from_thread import start_blocking_portal
 
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.options import Settings, resolve
-from pytest_pdperf.places.found import named_in
+from pytest_pdperf.places.deployment import look
+from pytest_pdperf.places.found import explained, named_in
 from pytest_pdperf.places.kubernetes import Cluster, read_wanted
 from tests.integration.places.kube_api import NAMESPACE, FakePod, config, matches, node
 
@@ -152,6 +153,25 @@ def test_selectors_that_match_nothing_are_refused(
     with pytest.raises(UsageProblem) as problem, opened(settings(*selectors, namespace=namespace)):
         pass
     assert words in str(problem.value)
+
+
+def test_pods_that_are_not_ready_are_refused(cluster: Emulated) -> None:
+    waiting = {"name": "vllm", "restartCount": 4, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    unready = {"type": "Ready", "status": "False", "reason": "ContainersNotReady"}
+    cluster.patch("d-y", {"status": {"conditions": [unready], "containerStatuses": [waiting]}})
+    with pytest.raises(UsageProblem, match=r"pod d-y is not ready \(CrashLoopBackOff\)"), opened(settings()):
+        pass
+    cluster.patch("d-y", {"status": {"conditions": [unready | {"status": "True"}]}})
+    with opened(settings()):
+        pass
+
+
+def test_a_forward_that_is_refused_is_why_nothing_answers(cluster: Emulated) -> None:
+    cluster.api["get", kmock.subresource("portforward")] << 403
+    with opened(settings()) as found, pytest.raises(UsageProblem) as problem, explained(found):
+        look(named_in(found, settings()), ())
+    assert "no answer" in str(problem.value)
+    assert "a port-forward to pod r broke: HTTP 403, no WebSocket" in str(problem.value)
 
 
 def test_a_restart_is_seen_after_a_cell(cluster: Emulated) -> None:

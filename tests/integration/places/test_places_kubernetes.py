@@ -90,7 +90,7 @@ def test_a_forward_to_a_pod_that_is_gone_ends_at_once_and_says_why(api: FakeClus
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(f"{url}/health", trust_env=False, timeout=60)
     until(lambda: opened.problems, "the reason is told")
-    assert opened.problems == ["kubernetes: a port-forward to pod r broke: HTTP 404"]
+    assert opened.problems == ["kubernetes: a port-forward to pod r broke: HTTP 404, no WebSocket"]
 
 
 @pytest.mark.parametrize("end", ["close", "open"])
