@@ -63,6 +63,22 @@ def read_family(
     return metrics
 
 
+def read_rates(
+    data: Mapping[str, Any], rows: Sequence[tuple[str, str, str, str]], completed: int, place: Place
+) -> dict[str, ImportedMetric]:
+    """Numbers over the whole benchmark, from rows of (our name, theirs, unit, definition).
+
+    A rate of 0 where no request succeeded was not measured: unknown, not 0.
+    """
+    found = {}
+    for ours, theirs, unit, definition in rows:
+        value, note = number(data, theirs, place)
+        if value == 0 and not completed:
+            value, note = None, "0 in the file: no request succeeded"
+        found[ours] = ImportedMetric(value, unit, definition, completed, note)
+    return found
+
+
 def _check(known: Mapping[str, float], family: Family, place: Place) -> None:
     """Numbers that cannot be: negative ones, and percentiles that fall."""
     for statistic, value in known.items():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .fields import Place, count, needed_count, number, rate_of, text_of
-from .flat import Family, check_order, read_family
+from .flat import Family, check_order, read_family, read_rates
 from .imported import ImportedMetric, ImportedResult
 
 TOOL = "sglang"
@@ -103,13 +103,7 @@ def _rates(data: Mapping[str, Any], completed: int, place: Place) -> dict[str, I
             "tokens a step with speculative decoding, by the server",
         ),
     )
-    found = {}
-    for name, key, unit, definition in rows:
-        value, note = number(data, key, place)
-        if value == 0 and not completed:
-            value, note = None, "0 in the file: no request succeeded"
-        found[name] = ImportedMetric(value, unit, definition, completed, note)
-    return found
+    return read_rates(data, rows, completed, place)
 
 
 def _lengths(

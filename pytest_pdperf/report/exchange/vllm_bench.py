@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .fields import Place, count, entries, needed_count, number, rate_of, text_of
-from .flat import Family, check_order, compare_samples, percentiles_from, read_family
+from .flat import Family, check_order, compare_samples, percentiles_from, read_family, read_rates
 from .imported import ImportedMetric, ImportedResult
 
 TOOL = "vllm"
@@ -95,12 +95,7 @@ def _rates(data: Mapping[str, Any], completed: int, place: Place) -> dict[str, I
         ("output_tps_wall", "output_throughput", "tok/s", f"output tokens / {over}"),
         ("request_rate", "request_throughput", "req/s", f"successful requests / {over}"),
     )
-    found = {}
-    for ours, theirs, unit, definition in rows:
-        value, note = number(data, theirs, place)
-        if value == 0 and not completed:
-            value, note = None, "0 in the file: no request succeeded"
-        found[ours] = ImportedMetric(value, unit, definition, completed, note)
+    found = read_rates(data, rows, completed, place)
     key = "request_goodput" if "request_goodput" in data else "request_goodput:"
     value, note = number(data, key, place)
     definition = f"requests inside an SLO that the file does not state / {over}"
