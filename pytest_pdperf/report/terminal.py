@@ -13,6 +13,7 @@ from rich.text import Text
 from pytest_pdperf.measure.cell_result import MetricValue
 from pytest_pdperf.measure.table import METRICS
 
+from .grid import metric_of, usable
 from .outcomes import CellOutcome, RunSummary, cells_of
 from .sweep import sweep_lines
 
@@ -123,7 +124,7 @@ def _best(group: Sequence[CellOutcome], metric: str) -> CellOutcome | None:
     known = [
         (METRICS[metric].direction * value.value, outcome)
         for outcome in group
-        if (value := outcome.result.metrics.get(metric)) is not None and value.value is not None
+        if usable(outcome) and (value := metric_of(outcome, metric)) is not None and value.value is not None
     ]
     if len({outcome.topology for _, outcome in known}) < 2 or len({score for score, _ in known}) < 2:
         return None
