@@ -78,7 +78,9 @@ def test_the_published_pair_on_six_virtual_gpus_in_calls_that_resume(project: py
     assert sorted((cell["topology"], cell["result"]["cell"]) for cell in cells) == [
         (topology, f"in64-out48-c{c}") for topology in TOPOLOGIES.split(",") for c in (1, 16)
     ]
-    assert {cell["evidence"] for cell in cells if cell["kind"] == "pd"} == {"proven"}
+    pd = [cell for cell in cells if cell["kind"] == "pd"]
+    assert {cell["evidence"] for cell in pd} == {"proven"}
+    assert {cell["details"]["kv_path"]["connector"] for cell in pd} == {"nixl"}
 
 
 def plan(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
