@@ -47,6 +47,7 @@ def test_a_run_is_simulated_whoever_names_the_engine(
         inipath=None,
         invocation_params=SimpleNamespace(dir=tmp_path),
         option=SimpleNamespace(collectonly=True),
+        getoption=lambda name, default: default,
         pluginmanager=SimpleNamespace(get_plugin=lambda name: None),
     )
     session = open_session(config, settings)
