@@ -20,6 +20,7 @@ from pytest_pdperf.places.named import Named
 from pytest_pdperf.spec.topology import Role
 from pytest_pdperf.stack.access import Access
 from tests.integration.places.answering import answering
+from tests.integration.plugin_runs import measured_run
 from tests.integration.sim.sim_processes import Process, house, until
 from tests.integration.sim.test_sim_router import start_router
 
@@ -81,7 +82,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     always = ["--workload", "small", "-p", "no:cacheprovider", "-rs"]
-    return project.runpytest_subprocess(*always, *arguments, timeout=180)
+    return measured_run(project, *always, *arguments, timeout=180)
 
 
 def test_a_deployment_with_named_engines_is_measured_proven_and_left_running(

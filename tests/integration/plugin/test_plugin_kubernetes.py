@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.places.kube_api import TOKEN, FakeCluster, FakePod, kube_api
+from tests.integration.plugin_runs import measured_run
 from tests.integration.sim.sim_processes import house, until
 from tests.integration.sim.test_sim_router import start_router
 
@@ -84,7 +85,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, api: Fak
 def test_pods_found_by_their_labels_are_measured_and_proven(
     project: pytest.Pytester, api: FakeCluster
 ) -> None:
-    result = project.runpytest_subprocess(*ARGUMENTS, "--update-baselines=create", timeout=180)
+    result = measured_run(project, *ARGUMENTS, "--update-baselines=create", timeout=180)
     assert result.parseoutcomes() == {"passed": 1}
     result.stdout.fnmatch_lines(
         ["*attached-1p1d*8/8*proven*", "*kubernetes: the load goes through a port-forward*"]
