@@ -15,8 +15,6 @@ from pytest_pdperf.engines.base import Command, Engine, Instance, Ports, Program
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import Kind, Role, RoleSpec, Topology
 
-FLAVOURS = ("gpustack", "llm-d")
-
 Document = dict[str, Any]
 
 HTTP, SIDE_CHANNEL, BOOTSTRAP, RENDEZVOUS = 8200, 5600, 8998, 29500

@@ -9,6 +9,17 @@ import shutil
 
 import pytest
 
+QWEN3_32B = {
+    "num_hidden_layers": 64,
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "torch_dtype": "bfloat16",
+}
+"""The config.json of a model that is planned for and never loaded."""
 TRIES = 4
 SPARED = ("-p", "no:hypothesispytest")
 """A plugin of this repository's own tests whose import costs every run of pytest over a second of CPU."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pdperf.stack.ports import port_state
-from tests.integration.plugin_runs import measured_run
+from tests.integration.plugin_runs import QWEN3_32B, measured_run
 
 ROOT = Path(__file__).parents[3]
 INVENTORY = ROOT / "tests" / "data" / "inventories" / "hgx-h200-8x.json"
@@ -24,16 +24,6 @@ shapes: [64/48]
 concurrency: [1, 16]
 requests: 16
 """
-QWEN3_32B = {
-    "num_hidden_layers": 64,
-    "hidden_size": 5120,
-    "intermediate_size": 25600,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "torch_dtype": "bfloat16",
-}
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 
 import pytest_pdperf
 from pytest_pdperf.cli import main
+from tests.integration.plugin_runs import QWEN3_32B
 from tests.integration.report.doc_examples import DOCS, README, ROOT, blocks, commands
 from tests.unit.report.report_data import cell_of, closed_loop, history_of, small_run, write_cell
 
@@ -34,16 +35,6 @@ STATUS_OF_THE_NODE = "doctor"
 INVENTORY = ROOT / "tests" / "data" / "inventories" / "hgx-h200-8x.json"
 EXCHANGE = ROOT / "tests" / "data" / "exchange"
 PUBLISHED = ROOT / "baselines" / "published" / "h100-qwen3-32b.json"
-QWEN3_32B = {
-    "num_hidden_layers": 64,
-    "hidden_size": 5120,
-    "intermediate_size": 25600,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "torch_dtype": "bfloat16",
-}
 PROGRAMS = ("vllm", "vllm-router", "sglang", "python3")
 SLURM = {
     "srun": "slurm 23.11.4",
