@@ -78,8 +78,7 @@ BAD: dict[str, tuple[Callable[[str], str], str]] = {
 
 def run(pytester: pytest.Pytester, *more: str) -> pytest.RunResult:
     given = [f"--{name}={value}" for name, value in ARGUMENTS.items()]
-    quiet = ("-o", "asyncio_default_fixture_loop_scope=function", "-p", "no:cacheprovider")
-    return pytester.runpytest_inprocess(*given, *quiet, *more)
+    return pytester.runpytest_inprocess(*given, "-p", "no:cacheprovider", *more)
 
 
 @pytest.mark.parametrize("name", BAD)
