@@ -18,7 +18,7 @@ examples:
   pdperf report OLD NEW --html diff.html   two runs as one page
   pdperf history --cell 'in512-*'          how cells went over the nights
   pdperf import vllm.json --beside RUN     another tool's result beside a run
-  pdperf export RUN --as raw -o run.npz    every event, or another tool's format
+  pdperf export RUN --as raw -o run.parquet  every event, or another tool's format
   pdperf manifests pd-1p2d --model M --image IMAGE    a topology for a Kubernetes cluster
 
 Runs themselves are pytest's business: pytest -m pd --gpus 0-7

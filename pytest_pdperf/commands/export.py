@@ -14,7 +14,7 @@ examples:
   pdperf export RUN --as pytest-benchmark -o run.json
   pdperf export RUN --as pytorch-hud -o benchmark-results.json
   pdperf export RUN --as llm-d --topology pd-1p2d --cell in512-out256-c4 -o report.json
-  pdperf export RUN --as raw -o events.npz
+  pdperf export RUN --as raw -o events.parquet
 
 `pytest-benchmark compare run.json` shows the second.
 Several cells as vllm are JSON lines, as `vllm bench serve --append-result` writes them; several as llm-d too, since
@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
         "export",
         help="write a run in another tool's format",
         description="Writes a run as vLLM benchmark results, pytest-benchmark JSON, records of PyTorch's "
-        "benchmark database, llm-d Benchmark Reports, or raw events.",
+        "benchmark database, llm-d Benchmark Reports, or raw events (Parquet).",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageProblem(
             f"--detailed: only --as vllm has such lists; {arguments.as_} has every request anyway"
         )
+    if arguments.as_ == "raw":
+        _ready_for_raw(arguments.output)
     source = open_source(arguments.run_folder)
     for problem in source.problems:
         print(f"pdperf: warning: {source.name}: {problem}", file=sys.stderr)
@@ -72,12 +74,19 @@ def run(arguments: argparse.Namespace) -> int:
     return int(bool(left_out))
 
 
-def _raw(source: Any, cells: Any, output: Path | None) -> list[str]:
+def _ready_for_raw(output: Path | None) -> None:
+    """Raises UsageProblem for what a raw file lacks, before a run of any size is read."""
     from pytest_pdperf.errors import UsageProblem
-    from pytest_pdperf.report.exchange.raw import write_raw
+    from pytest_pdperf.report.exchange.raw import arrow
 
     if output is None:
-        raise UsageProblem("--as raw: is binary; name a file with -o, events.npz for example")
+        raise UsageProblem("--as raw: is binary; name a file with -o, events.parquet for example")
+    arrow()
+
+
+def _raw(source: Any, cells: Any, output: Path) -> list[str]:
+    from pytest_pdperf.report.exchange.raw import write_raw
+
     left_out = write_raw(source, cells, output)
     print(f"wrote {output}")
     return left_out

@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         "import",
         help="show another tool's result, beside a run",
         description="Reads results of vllm bench serve, sglang.bench_serving, aiperf and guidellm, and Mooncake "
-        "traces. Nothing of it enters a baseline.",
+        "traces, and our own raw files. Nothing of it enters a baseline.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

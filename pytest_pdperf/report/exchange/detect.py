@@ -9,9 +9,10 @@ from typing import Any
 
 from pytest_pdperf.errors import UsageProblem
 
-from . import aiperf, guidellm, mooncake, sglang_bench, vllm_bench
+from . import aiperf, guidellm, mooncake, own, sglang_bench, vllm_bench
 from .fields import Place, json_lines, json_object, parse, read_text
 from .imported import ImportedResult
+from .raw import MAGIC
 
 Results = tuple[ImportedResult, ...]
 SUPPORTED = {
@@ -20,6 +21,7 @@ SUPPORTED = {
     "aiperf": "aiperf profile_export.jsonl, or its summary JSON of schema 1.x",
     "guidellm": "guidellm JSON report of version 2",
     "mooncake": "Mooncake trace (JSON lines)",
+    "pdperf": "pdperf export --as raw (Parquet)",
 }
 
 
@@ -33,6 +35,8 @@ def import_file(path: Path, as_: str | None = None) -> Results:
         near = difflib.get_close_matches(as_, SUPPORTED, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UsageProblem(f"--as {as_!r}: want one of {', '.join(SUPPORTED)}{hint}")
+    if as_ == "pdperf" or (as_ is None and _is_parquet(path)):
+        return own.read(path)
     text = read_text(path)
     if not text.strip():
         raise UsageProblem(f"{path}: the file is empty")
@@ -40,6 +44,14 @@ def import_file(path: Path, as_: str | None = None) -> Results:
     first = whole if whole is not None else next(json_lines(text, path))[1]
     kind = as_ or _kind(first, path)
     return _READERS[kind](path, text, whole)
+
+
+def _is_parquet(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False  # said by whoever reads the file
 
 
 def _whole(text: str) -> dict[str, Any] | None:

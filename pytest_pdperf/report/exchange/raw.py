@@ -1,40 +1,38 @@
-"""Every event of a run in one compact file that numpy alone can read: for those who want other statistics than ours.
+"""Every event of a run in one Parquet file: for those who want other statistics than ours, in the tool they know.
 
 The layout is described in docs/reference/raw-format.md; a change of it raises VERSION.
 """
 
 from __future__ import annotations
 
-import io
-import zipfile
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from pytest_pdperf import __version__
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.measure.records import CellRecords, RequestRecord, Status
+from pytest_pdperf.measure.table import DEFINITIONS, METRICS
 from pytest_pdperf.report.outcomes import CellOutcome
 from pytest_pdperf.report.source import Run
 
 from .chosen import Chosen
-
-Ints = NDArray[np.int64]
+from .raw_columns import COLUMNS, IDENTITY, Column
 
 FORMAT = "pdperf-raw"
-VERSION = 1
-UNKNOWN = np.iinfo(np.int64).min
-"""Stands for None in integer columns: a time of 0 or -1 could be one."""
-_TIMES = ("sent_ns", "scheduled_ns", "end_ns")
+VERSION = 2
+"""1 was a zip of numpy arrays."""
+KEY = b"pdperf"
+"""Key of the header in the file's metadata."""
+MAGIC = b"PAR1"
+_ZIP = b"PK\x03\x04"
 _EVENTS = ("event_ns", "event_lag_ns", "event_tokens")
-_COLUMNS = tuple(f.name for f in fields(RequestRecord) if f.name not in (*_TIMES, *_EVENTS, "token_ids"))
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Date of all members, so that equal runs give equal files."""
+_LEVEL = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,32 +46,53 @@ class RawCell:
     records: CellRecords
 
 
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """pyarrow's two modules that are needed here; it is an extra, so nobody imports it by name."""
+
+    core: Any
+    parquet: Any
+
+
+def arrow() -> Arrow:
+    """The library behind Parquet. Raises UsageProblem that names the extra where it is not installed."""
+    try:
+        return Arrow(import_module("pyarrow"), import_module("pyarrow.parquet"))
+    except ImportError as problem:
+        raise UsageProblem(
+            f"raw event files are Parquet, which needs pyarrow ({problem}): pip install 'pytest-pdperf[parquet]'"
+        ) from None
+
+
 def write_raw(run: Run, cells: Iterable[Chosen], path: Path) -> list[str]:
-    """Write all cells that have records; returns a line for each that has none.
+    """Write all cells that have records, a row group each; returns a line for each that has none.
 
     One cell is in memory at a time. A crash leaves the old file or none. Raises UsageProblem when no cell has
-    records or the file cannot be written.
+    records, pyarrow is missing or the file cannot be written.
     """
+    lib = arrow()
     part = path.with_name(path.name + ".part")
     left_out: list[str] = []
     heads: list[dict[str, Any]] = []
     try:
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        with lib.parquet.ParquetWriter(
+            part,
+            _schema(lib),
+            compression="zstd",
+            compression_level=_LEVEL,
+            use_dictionary=[c.path for c in COLUMNS if c.repeats],
+            column_encoding={c.path: "DELTA_BINARY_PACKED" for c in COLUMNS if c.delta},
+            write_statistics=[*IDENTITY, "stream", "warmup", "status", "sent_ns"],
+            write_page_checksum=True,
+        ) as writer:
             for chosen in cells:
                 if chosen.records is None:
                     left_out.append(f"{chosen.name}: left out, {chosen.missing}")
                     continue
                 heads.append(_head(chosen, chosen.records))
-                for name, values in _arrays(chosen.records).items():
-                    _put(archive, f"c{len(heads) - 1}/{name}", values)
-            header = {
-                "format": FORMAT,
-                "version": VERSION,
-                "written_by": f"pytest-pdperf {__version__}",
-                "run": run.name,
-                "cells": heads,
-            }
-            _put(archive, "header", np.frombuffer(orjson.dumps(header), dtype=np.uint8))
+                if chosen.records.requests:
+                    writer.write_table(_table(lib, run, chosen, chosen.records))
+            writer.add_key_value_metadata({KEY: orjson.dumps(_header(run, heads))})
         if not heads:
             raise UsageProblem(f"{run.name}: no cell has records of single requests: {'; '.join(left_out)}")
         part.replace(path)
@@ -84,8 +103,33 @@ def write_raw(run: Run, cells: Iterable[Chosen], path: Path) -> list[str]:
     return left_out
 
 
+def _schema(lib: Arrow) -> Any:
+    return lib.core.schema([_field(lib, column) for column in COLUMNS])
+
+
+def _field(lib: Arrow, column: Column) -> Any:
+    plain = getattr(lib.core, column.kind)()
+    kind = lib.core.list_(lib.core.field("element", plain, nullable=False)) if column.many else plain
+    said = {"description": column.meaning} | ({"unit": column.unit} if column.unit else {})
+    return lib.core.field(column.name, kind, nullable=column.nullable, metadata=said)
+
+
+def _header(run: Run, heads: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "written_by": f"pytest-pdperf {__version__}",
+        "run": run.name,
+        "definitions": DEFINITIONS,
+        "columns": {c.name: {"unit": c.unit, "meaning": c.meaning} for c in COLUMNS},
+        "metrics": {m.id: {"unit": m.unit, "definition": m.definition} for m in METRICS.values()},
+        "cells": heads,
+    }
+
+
 def _head(chosen: Chosen, records: CellRecords) -> dict[str, Any]:
     clock = {f.name: getattr(records, f.name) for f in fields(CellRecords) if f.name != "requests"}
+    clock["client_cpu_s"] = _written(records.client_cpu_s)
     return {
         "topology": chosen.outcome.topology,
         "launch": chosen.outcome.launch,
@@ -93,102 +137,120 @@ def _head(chosen: Chosen, records: CellRecords) -> dict[str, Any]:
         "requests": len(records.requests),
         "clock": clock,
         "outcome": chosen.outcome.to_json(),
-        "columns": {name: [getattr(r, name) for r in records.requests] for name in _COLUMNS},
     }
 
 
-def _arrays(records: CellRecords) -> dict[str, Ints]:
-    """Times as they are, events as differences: small numbers are what makes the file small."""
+def _written(value: float) -> float | str:
+    """JSON has no word for what is not finite, and null would be "not known"."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _table(lib: Arrow, run: Run, chosen: Chosen, records: CellRecords) -> Any:
     requests = records.requests
     for request in requests:
         if {len(getattr(request, name)) for name in _EVENTS} != {len(request.event_ns)}:
             raise ValueError(
                 f"request {request.index}: its events have stamps, lags and tokens of unequal number"
             )
-    steps = [np.diff(np.asarray((r.sent_ns, *r.event_ns), dtype=np.int64)) for r in requests]
-    return {
-        **{name: _column([getattr(r, name) for r in requests]) for name in _TIMES},
-        "events": _column([len(r.event_ns) for r in requests]),
-        "event_step_ns": np.concatenate(steps) if steps else _column([]),
-        "event_lag_ns": _column([lag for r in requests for lag in r.event_lag_ns]),
-        "event_tokens": _column([tokens for r in requests for tokens in r.event_tokens]),
-        "token_id_count": _column([len(r.token_ids) for r in requests]),
-        "token_ids": _column([token for r in requests for token in r.token_ids]),
+    said = {
+        "run": run.name,
+        "engine": chosen.outcome.engine,
+        "topology": chosen.outcome.topology,
+        "launch": chosen.outcome.launch,
+        "workload": chosen.outcome.result.workload,
+        "cell": chosen.outcome.result.cell,
     }
-
-
-def _column(values: Iterable[int | None]) -> Ints:
-    return np.asarray([UNKNOWN if v is None else v for v in values], dtype=np.int64)
-
-
-def _put(archive: zipfile.ZipFile, name: str, values: NDArray[Any]) -> None:
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, values, allow_pickle=False)
-    member = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
-    member.compress_type = zipfile.ZIP_DEFLATED
-    archive.writestr(member, buffer.getvalue())
+    columns = {name: [said[name]] * len(requests) for name in IDENTITY}
+    columns |= {c.name: [getattr(r, c.name) for r in requests] for c in COLUMNS if c.name not in IDENTITY}
+    columns["status"] = [r.status.value for r in requests]
+    return lib.core.table(columns, schema=_schema(lib))
 
 
 def read_raw(path: Path) -> Iterator[RawCell]:
-    """The cells of a raw file, one in memory at a time.
+    """The cells of a raw file, one in memory at a time; every page is held against its checksum.
 
-    Raises UsageProblem for what is no such file, is damaged, or has another version (saying which).
+    Raises UsageProblem for what is no such file, is damaged, or has another version (saying which), and where
+    pyarrow is missing.
     """
+    lib = arrow()
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            header = orjson.loads(archive["header"].tobytes())
-            _check(header, path)
-            for number, head in enumerate(header["cells"]):
-                yield _cell(head, archive, f"c{number}")
-    except OSError as problem:
-        raise UsageProblem(f"{path}: cannot be read: {problem.strerror or problem}") from None
-    except (KeyError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as problem:
-        raise UsageProblem(f"{path}: no whole {FORMAT} file ({problem}); export the run again") from None
+        _look(path)
+        with lib.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            header = _checked(file, _schema(lib), path)
+            group = 0
+            for head in header["cells"]:
+                rows = file.read_row_group(group).to_pylist() if head["requests"] else []
+                group += bool(head["requests"])
+                if len(rows) != head["requests"]:
+                    raise ValueError(f"{len(rows)} rows for {head['requests']} requests of {head['cell']}")
+                yield _cell(head, rows)
+            if group != file.num_row_groups:
+                raise ValueError(f"{file.num_row_groups} row groups, {group} cells with requests")
+    except (KeyError, ValueError, TypeError, AttributeError, EOFError, lib.core.ArrowException) as problem:
+        text = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+        raise UsageProblem(f"{path}: no whole {FORMAT} file ({text}); export the run again") from None
+    except OSError as problem:  # also what pyarrow raises for pages that do not decompress
+        if problem.strerror is None:
+            text = str(problem).splitlines()[0]
+            raise UsageProblem(f"{path}: no whole {FORMAT} file ({text}); export the run again") from None
+        raise UsageProblem(f"{path}: cannot be read: {problem.strerror}") from None
 
 
-def _check(header: Any, path: Path) -> None:
+def _look(path: Path) -> None:
+    """Tell what is no Parquet from what is half of one."""
+    if path.is_dir():
+        raise UsageProblem(f"{path}: is a folder; name one raw file")
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start == _ZIP:
+        raise UsageProblem(
+            f"{path}: {FORMAT} of version 1, a zip of numpy arrays; this version reads {FORMAT} {VERSION}, which is "
+            "Parquet: export the run again"
+        )
+    if start != MAGIC:
+        raise UsageProblem(f"{path}: no whole {FORMAT} file (it does not start as Parquet: {start!r})")
+
+
+def _checked(file: Any, schema: Any, path: Path) -> Mapping[str, Any]:
+    """The header, once format, version and columns are as they must be."""
+    said = (file.metadata.metadata or {}).get(KEY)
+    if said is None:
+        names = ", ".join(file.schema_arrow.names[:6])
+        raise UsageProblem(
+            f"{path}: Parquet, but no {FORMAT} file: no key {KEY.decode()!r} (columns: {names})"
+        )
+    header = orjson.loads(said)
     found = header.get("format"), header.get("version")
     if found != (FORMAT, VERSION):
         raise UsageProblem(f"{path}: {found[0]} of version {found[1]}; this version reads {FORMAT} {VERSION}")
+    there = {field.name: field.type for field in file.schema_arrow}
+    for field in schema:
+        if there.get(field.name) != field.type:
+            raise ValueError(f"column {field.name!r} is {there.get(field.name)}, want {field.type}")
+    checked: Mapping[str, Any] = header
+    return checked
 
 
-def _cell(head: dict[str, Any], archive: Any, name: str) -> RawCell:
-    columns: dict[str, Any] = head["columns"]
-    array = {key: archive[f"{name}/{key}"] for key in (*_TIMES, "events", "token_id_count")}
-    steps, lags, tokens, ids = (
-        archive[f"{name}/{key}"] for key in ("event_step_ns", "event_lag_ns", "event_tokens", "token_ids")
-    )
-    ends, id_ends = np.cumsum(array["events"]), np.cumsum(array["token_id_count"])
-    total = int(ends[-1]) if ends.size else 0
-    if not len(steps) == len(lags) == len(tokens) == total or len(ids) != (
-        int(id_ends[-1]) if ids.size else 0
-    ):
-        raise ValueError(f"{name}: its events are not as many as its requests say")
-    requests = []
-    for i in range(head["requests"]):
-        span = slice(int(ends[i] - array["events"][i]), int(ends[i]))
-        sent = int(array["sent_ns"][i])
-        values = {key: columns[key][i] for key in _COLUMNS}
-        values["status"] = Status(values["status"])
-        requests.append(
-            RequestRecord(
-                **values,
-                **{key: _known(array[key][i]) for key in _TIMES},
-                event_ns=tuple((sent + np.cumsum(steps[span])).tolist()),
-                event_lag_ns=tuple(lags[span].tolist()),
-                event_tokens=tuple(tokens[span].tolist()),
-                token_ids=tuple(ids[int(id_ends[i] - array["token_id_count"][i]) : int(id_ends[i])].tolist()),
-            )
-        )
-    clock = head["clock"] | {"warnings": tuple(head["clock"]["warnings"])}
+def _cell(head: Mapping[str, Any], rows: list[dict[str, Any]]) -> RawCell:
+    clock = dict(head["clock"])
+    clock["warnings"] = tuple(clock["warnings"])
+    clock["client_cpu_s"] = float(clock["client_cpu_s"])
     return RawCell(
         topology=head["topology"],
         launch=head["launch"],
         cell=head["cell"],
         outcome=CellOutcome.from_json(head["outcome"]),
-        records=CellRecords(requests=tuple(requests), **clock),
+        records=CellRecords(requests=tuple(_request(row) for row in rows), **clock),
     )
 
 
-def _known(value: Any) -> Any:
-    return None if value == UNKNOWN else int(value)
+def _request(row: dict[str, Any]) -> RequestRecord:
+    values = {name: value for name, value in row.items() if name not in IDENTITY}
+    values["status"] = Status(values["status"])
+    for column in COLUMNS:
+        if column.many:
+            values[column.name] = tuple(values[column.name])
+    made = RequestRecord(**values)
+    if not len(made.event_ns) == len(made.event_lag_ns) == len(made.event_tokens):
+        raise ValueError(f"request {made.index}: its events have stamps, lags and tokens of unequal number")
+    return made
