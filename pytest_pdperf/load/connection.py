@@ -17,6 +17,7 @@ from collections.abc import Callable
 import httptools
 
 from .exchange import End, Exchange
+from .liveness import peer_waits
 from .os_errors import name_of, name_of_code
 from .segments import LoopWatch, Segments
 from .stamps import ANCILLARY, EVENT_END, SO_TIMESTAMPNS, may_span_events, receive_stamp
@@ -84,6 +85,10 @@ class Connection:
     def idle(self) -> bool:
         """Open and without an exchange."""
         return self.open and self._exchange is None
+
+    def still_open(self) -> bool:
+        """Idle, and not ended by the server in a way that the loop has yet to notice."""
+        return self.idle and self._sock is not None and peer_waits(self._sock)
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -347,8 +352,7 @@ class Connection:
 
     def _lost(self, end: End, why: str) -> None:
         """The peer closed or reset; ends the exchange if there is one."""
-        exchange = self._exchange
-        if exchange is None:
+        if (exchange := self._exchange) is None:
             self.close()
             return
         if end is End.EOF and exchange.status is None:

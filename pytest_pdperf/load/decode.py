@@ -7,6 +7,8 @@ choices - a grown completion count. Role-only, empty and usage-only events are n
 
 from __future__ import annotations
 
+import json
+import re
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +25,9 @@ from .target import Api
 
 SHOWN = 160
 """Bytes of an unexpected answer that an error quotes."""
+ABORTS = frozenset({"abort", "aborted", "cancelled", "canceled"})
+"""Finish reasons of a request that somebody gave up."""
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(slots=True)
@@ -43,6 +48,10 @@ class Answer:
     parse_error: str | None = None
     streamed: bool = False
     """At least one server-sent event with data was seen."""
+    counted: int = 0
+    """Tokens that the server's running count, or token ids, have told so far."""
+    uncounted: list[int] = field(default_factory=list)
+    """Token events since then that nothing counted."""
 
 
 def quote(raw: bytes) -> str:
@@ -57,18 +66,17 @@ def read_answer(body: bytes, api: Api) -> Answer:
     parser = SseParser()
     answer = Answer()
     reader = GenerateReader() if api == "generate" else read_openai
-    running = 0
     events = parser.feed(body)
     rest = parser.rest()
     for event in events:
-        running = _take(event, answer, reader, running)
+        _take(event, answer, reader)
         if answer.done_end is not None or answer.parse_error is not None:
             break
     else:
         if rest is not None and _whole(rest.data):
-            _take(rest, answer, reader, running)
+            _take(rest, answer, reader)
     if not answer.streamed and body.lstrip()[:1] == b"{":
-        _take(Event(len(body), "message", body), answer, reader, 0)
+        _take(Event(len(body), "message", body), answer, reader)
         answer.streamed = False
     return answer
 
@@ -78,26 +86,52 @@ def _whole(data: bytes) -> bool:
     if data.strip() == b"[DONE]":
         return True
     try:
-        orjson.loads(data)
-    except orjson.JSONDecodeError:
+        load_json(data)
+    except ValueError:
         return False
     return True
 
 
-def _take(event: Event, answer: Answer, reader: Any, running: int) -> int:
-    """Add one event to the answer; returns the running completion count."""
+def load_json(data: bytes) -> Any:
+    """JSON as servers write it: with NaN and Infinity for log probabilities, and halves of surrogate pairs.
+
+    Raises ValueError for what is no JSON either way.
+    """
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as problem:
+        try:
+            return _mend(json.loads(data.decode("utf-8")))
+        except (ValueError, RecursionError):
+            raise problem from None
+
+
+def _mend(data: Any) -> Any:
+    """The same without half surrogate pairs, which cannot be written down again."""
+    if isinstance(data, str):
+        return _HALF_PAIR.sub("\ufffd", data)
+    if isinstance(data, list):
+        return [_mend(item) for item in data]
+    return {_mend(key): _mend(value) for key, value in data.items()} if isinstance(data, dict) else data
+
+
+def _take(event: Event, answer: Answer, reader: Any) -> None:
+    """Add one event to the answer."""
     answer.streamed = True
     if event.data.strip() == b"[DONE]":
         answer.done_end = event.end
-        return running
+        return
     try:
-        data = orjson.loads(event.data)
-    except orjson.JSONDecodeError as problem:
-        answer.parse_error = f"event is not JSON ({problem}): {quote(event.data)}"
-        return running
+        data = load_json(event.data)
+    except ValueError as problem:
+        if event.kind == "error":
+            answer.error = answer.error or quote(event.data)
+        else:
+            answer.parse_error = f"event is not JSON ({problem}): {quote(event.data)}"
+        return
     if not isinstance(data, Mapping):
         answer.parse_error = f"event is not an object: {quote(event.data)}"
-        return running
+        return
     said: Said = reader(data)
     if said.error is None and event.kind == "error":
         said.error = quote(event.data)
@@ -107,18 +141,46 @@ def _take(event: Event, answer: Answer, reader: Any, running: int) -> int:
         answer.prompt_tokens = said.prompt_tokens
     if said.finish_reason is not None:
         answer.finish_reason = said.finish_reason
-    grown = 0
     if said.completion_tokens is not None:
         answer.completion_tokens = said.completion_tokens
-        if said.has_choices:
-            grown = max(0, said.completion_tokens - running)
-            running = max(running, said.completion_tokens)
-    if said.carries or grown:
+    tokens = _settle_counts(answer, said)
+    if said.keeps is not None:
+        answer.text = ["".join(answer.text)[: said.keeps]]
+    if tokens is not None:
         answer.event_end.append(event.end)
-        answer.event_tokens.append(grown or len(said.token_ids))
+        answer.event_tokens.append(tokens)
         answer.text.append(said.text)
         answer.token_ids.extend(said.token_ids)
-    return running
+
+
+def _settle_counts(answer: Answer, said: Said) -> int | None:
+    """Tokens of this event, 0 when they are not known, None when it is no token event.
+
+    A count that grew since the last one belongs to this event alone only if no event in between went uncounted; else
+    it is shared out where it comes to one a token event. A closing event that first tells the count of all that came
+    before it is no token.
+    """
+    place = len(answer.event_end)
+    if said.completion_tokens is None or not said.has_choices:
+        if not said.carries:
+            return None
+        answer.counted += len(said.token_ids)
+        if not said.token_ids:
+            answer.uncounted.append(place)
+        return len(said.token_ids)
+    grown = max(0, said.completion_tokens - answer.counted)
+    answer.counted += grown
+    before, answer.uncounted = answer.uncounted, []
+    if not before:
+        return (grown or len(said.token_ids)) if said.carries or grown else None
+    is_token = said.carries or (grown > len(before) and said.finish_reason is None)
+    one_each = grown == len(before) + is_token
+    if one_each:
+        for earlier in before:
+            answer.event_tokens[earlier] = 1
+    if not is_token:
+        return None
+    return 1 if one_each else len(said.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +204,7 @@ def to_record(exchange: Exchange, body: bytes, api: Api, expect: Expect = Expect
         events.append((kernel, user - kernel, read))
     count, source = _count_tokens(answer)
     tokens = tuple(answer.event_tokens)
-    if not any(tokens) and count == len(tokens) and source == "usage":
+    if 0 in tokens and count == len(tokens) and source == "usage":
         tokens = (1,) * len(tokens)
     status, error = _judge(exchange, body, answer, expect, count, source)
     return RequestRecord(
@@ -214,8 +276,8 @@ def _judge(
         return Status.PARSE_ERROR, answer.parse_error
     if transport is not None:
         return transport
-    if answer.finish_reason == "abort":
-        return Status.ABORTED, "finish_reason abort"
+    if answer.finish_reason in ABORTS:
+        return Status.ABORTED, f"finish_reason {answer.finish_reason}"
     if not answer.event_end:
         if body.strip() and not answer.streamed and answer.finish_reason is None:
             kind = exchange.header("content-type") or "no content type"
@@ -229,6 +291,8 @@ def _judge(
 def _transport_fault(exchange: Exchange, body: bytes, answer: Answer) -> tuple[Status, str] | None:
     seen = f" after {quote(body)}" if body and not answer.event_end else ""
     said = f"{exchange.error or exchange.end.value}{seen}"
+    if exchange.reused and exchange.status is None and exchange.end in (End.EOF, End.RESET):
+        said += ", on a connection that had carried a request before: the server does not keep connections"
     if exchange.end in (End.CONNECT, End.NOT_SENT):
         return Status.CONNECT_ERROR, said
     if exchange.status is not None and exchange.status != 200:

@@ -17,6 +17,8 @@ class Said:
 
     text: str = ""
     """New text only, reasoning included."""
+    keeps: int | None = None
+    """Characters of the text so far that still stand, None for all: an answer that repeats itself may mend its end."""
     carries: bool = False
     """Holds text, reasoning, a tool-call delta or token ids."""
     token_ids: tuple[int, ...] = ()
@@ -79,16 +81,43 @@ def _read_choice(choice: Mapping[str, Any], said: Said) -> None:
         choice.get("text"),
         delta.get("reasoning_content") or delta.get("reasoning"),
         delta.get("content"),
+        delta.get("refusal"),
     ]
     text = "".join(piece for piece in pieces if isinstance(piece, str))
     ids = _ids(choice.get("token_ids"))
     said.text += text
     said.token_ids += ids
-    if text or ids or delta.get("tool_calls") or delta.get("function_call"):
+    if text or ids or _calls(delta):
         said.carries = True
-    reason = choice.get("finish_reason")
-    if reason:
-        said.finish_reason = str(reason)
+    said.error = said.error or error_of(choice)
+    _read_finish(choice.get("finish_reason"), said)
+
+
+def _calls(delta: Mapping[str, Any]) -> bool:
+    """Whether a delta says part of a tool call: a name or arguments. Empty strings only open or close one."""
+    listed = delta.get("tool_calls")
+    calls = listed if isinstance(listed, list) else []
+    parts = [call.get("function") or call.get("custom") for call in calls if isinstance(call, Mapping)]
+    return any(
+        isinstance(part, Mapping) and any(part.get(key) for key in ("name", "arguments", "input"))
+        for part in (*parts, delta.get("function_call"))
+    )
+
+
+def _read_finish(reason: object, said: Said) -> None:
+    """Why it ended: a word, or SGLang's object with a type. What the server calls an error is one."""
+    if not reason:
+        return
+    said.finish_reason = (
+        str(reason.get("type") or dict(reason)) if isinstance(reason, Mapping) else str(reason)
+    )
+    message = reason.get("message") if isinstance(reason, Mapping) else None
+    if message and said.finish_reason == "abort":
+        said.error = said.error or f"abort: {' '.join(str(message).split())}"
+    if said.finish_reason == "error":
+        said.error = (
+            said.error or f"finish_reason error: {' '.join(str(message or 'without a message').split())}"
+        )
 
 
 @dataclass(slots=True)
@@ -96,11 +125,15 @@ class GenerateReader:
     """Events of SGLang's `/generate`: remembers the text so far, because each event repeats it.
 
     With `--incremental-streaming-output` an event holds what is new instead. Where `output_ids` and the running count
-    are there, as many ids as the count says is everything so far; else what starts with the text so far is.
+    are there, as many ids as the count says is everything so far; else what starts with the text so far is, and so is
+    what mends the end of it: a character that was whole only with the next token, tokens that were retracted.
     """
 
     text: str = ""
     ids: tuple[int, ...] = ()
+    count: int = 0
+    repeating: bool = False
+    """Text was seen to grow by repeating itself."""
 
     def __call__(self, data: Mapping[str, Any]) -> Said:
         """What this event adds to the ones before it."""
@@ -112,19 +145,36 @@ class GenerateReader:
         text, ids = data.get("text"), _ids(data.get("output_ids"))
         whole = len(ids) == said.completion_tokens if ids and said.completion_tokens is not None else None
         if isinstance(text, str) and text:
-            repeats = text.startswith(self.text) if whole is None else whole
-            said.text = text[len(self.text) :] if repeats else text
-            self.text = text if repeats else self.text + text
+            self._read_text(text, said, whole)
         if ids:
             repeats = ids[: len(self.ids)] == self.ids if whole is None else whole
             said.token_ids = ids[len(self.ids) :] if repeats else ids
             self.ids = ids if repeats else self.ids + ids
         said.carries = bool(said.text or said.token_ids)
-        reason = meta.get("finish_reason") if isinstance(meta, Mapping) else None
-        if isinstance(reason, Mapping):
-            said.finish_reason = str(reason.get("type") or reason)
-            if said.finish_reason == "abort" and reason.get("message"):
-                said.error = said.error or f"abort: {' '.join(str(reason['message']).split())}"
-        elif reason:
-            said.finish_reason = str(reason)
+        self.count = self.count if said.completion_tokens is None else said.completion_tokens
+        _read_finish(meta.get("finish_reason") if isinstance(meta, Mapping) else None, said)
         return said
+
+    def _read_text(self, text: str, said: Said, whole: bool | None) -> None:
+        if whole or (whole is None and self._repeats(text, said)):
+            same = next((i for i, (a, b) in enumerate(zip(self.text, text, strict=False)) if a != b), None)
+            same = min(len(self.text), len(text)) if same is None else same
+            said.keeps = same if same < len(self.text) else None
+            said.text = text[same:]
+            self.text = text
+        else:
+            said.text = text
+            self.text += text
+
+    def _repeats(self, text: str, said: Said) -> bool:
+        """Whether text without ids is everything so far rather than what is new."""
+        if text.startswith(self.text):
+            self.repeating = self.repeating or 0 < len(self.text) < len(text)
+            return True
+        retracted = said.completion_tokens is not None and said.completion_tokens < self.count
+        halved = self.text.endswith(_HALF) and text.startswith(self.text.rstrip(_HALF))
+        return self.repeating or retracted or halved
+
+
+_HALF = "\ufffd"
+"""Stands for a character of which some bytes are still to come."""

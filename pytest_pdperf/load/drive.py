@@ -42,6 +42,7 @@ class Outcome:
     max_in_flight: int = 0
     reached: dict[str, int] = field(default_factory=dict)
     cpu_s: float = 0.0
+    clock_step_ns: int = 0
     warnings: list[str] = field(default_factory=list)
 
 
@@ -246,7 +247,7 @@ class Drive:
 
     def _set_spare(self) -> None:
         open_loop = sum(t.left for t in self._traffic if t.clients is None)
-        fresh = 0 if self._job.target.keep_alive else sum(t.clients or 0 for t in self._traffic)
+        fresh = 0 if self._pool.reuses else sum(t.clients or 0 for t in self._traffic)
         self._pool.spare = min(SPARE, open_loop) + self._thinking + fresh
 
     # -- sending -----------------------------------------------------------------------------------
@@ -312,7 +313,7 @@ class Drive:
         _, stream = self._busy.pop(connection)
         self._in_flight -= 1
         stream.in_flight -= 1
-        self._pool.release(connection)
+        self._pool.release(connection, exchange)
         if exchange.end is End.COMPLETE and not stream.think_s:
             if stream.clients is not None:
                 self._next(stream)

@@ -32,6 +32,7 @@ def merge(parts: Sequence[CellRecords], plans: Sequence[StreamPlan]) -> CellReco
         },
         client_cpu_s=sum(part.client_cpu_s for part in parts),
         merged_segments=sum(part.merged_segments for part in parts),
+        clock_step_ms=max((part.clock_step_ms for part in parts), key=abs),
         warnings=tuple(_told(parts)),
         client_processes=len(parts),
         client_cores=parts[0].client_cores,

@@ -10,12 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 from .connection import Connection, Finish
+from .exchange import End, Exchange
 from .segments import LoopWatch
 from .target import Target
 
 STALE_S = 3.0
 """Idle time after which a connection is replaced: common servers close kept-alive ones after 5 s."""
 CONNECT_S = 10.0
+HUNG_UP_S = 1.0
+"""A server that ends a connection so soon after an answer does not keep connections."""
 OPENING_AT_ONCE = 64
 PROBE_S = 2.0
 """For each address of a name that has several; before the clock starts."""
@@ -68,22 +71,31 @@ class Pool:
         self._all: set[Connection] = set()
         self.spare = 0
         """Idle connections to hold ready."""
+        self.reuses = target.keep_alive
+        """Whether connections carry more than one request. A server that was seen to hang up after one, without saying
+        so, gets a fresh one for each from then on.
+        """
 
     def acquire(self, ready: Ready) -> None:
         """Call `ready` with an idle connection - at once when there is one - or with None and the reason."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.idle:
+            if connection.still_open():
                 ready(connection, "")
                 return
+            if connection.used and self._loop.time() - connection.idle_since < HUNG_UP_S:
+                self.reuses = False
+            connection.close()
             self._all.discard(connection)
         self._open(ready)
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: Connection, exchange: Exchange) -> None:
         """Take a connection back after its exchange; one that is not reusable is replaced if spares are
         short.
         """
-        if connection.idle and self._target.keep_alive:
+        if exchange.reused and exchange.status is None and exchange.end in (End.EOF, End.RESET):
+            self.reuses = False
+        if connection.idle and self.reuses:
             self._idle.append(connection)
         else:
             connection.close()

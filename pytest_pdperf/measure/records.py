@@ -85,3 +85,5 @@ class CellRecords:
     client_processes: int = 1
     client_cores: str = ""
     """CPUs that the client was kept to, as `0-3,8`; empty when it was left to the kernel."""
+    clock_step_ms: float = 0.0
+    """How far the system clock, which every stamp is of, was set during the run: more than it can drift."""

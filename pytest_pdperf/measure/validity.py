@@ -62,6 +62,10 @@ def timing_reasons(
     bound = _lag_bound(measured)
     if records.stamp_source != "kernel" and late is not None and late > bound:
         reasons.append(f"client lag p99 {late:.2f} ms over {bound:.2f} ms with user-space receive times")
+    if records.clock_step_ms:
+        reasons.append(
+            f"the system clock was set {records.clock_step_ms:+.1f} ms during the run: times across it are wrong"
+        )
     events = sum(len(r.event_ns) for r in measured)
     share = next(share for least, share in MERGED_SHARES if events >= least)
     if records.merged_segments > share * events:

@@ -110,6 +110,20 @@ def test_nobody_listens(tmp_path: Path) -> None:
     assert all(r.event_ns == () for r in driven.records)
 
 
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_a_server_that_hangs_up_after_each_answer_costs_one_request_at_most(end: str, tmp_path: Path) -> None:
+    """Its answers do not say so (no `Connection: close`): from then on every request has a fresh connection."""
+    answer = b"".join(s.data for s in GOOD.segments)
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer)
+    rude = Script([Segment(1, whole)], head=None, chunked=False, end=end)
+    with scripted([rude]) as server:
+        driven = drive(Target(server.url, "m"), [closed_plan(8, 1)], tmp_path)
+    lost = [r for r in driven.records if r.status is not Status.OK]
+    assert len(lost) <= 1
+    assert all("had carried a request before" in r.error for r in lost)
+    assert server.connections >= 8
+
+
 def test_unknown_host(tmp_path: Path) -> None:
     driven = drive(Target("http://no-such-host.invalid:1", "m"), [closed_plan(1)], tmp_path)
     assert first(driven.records)[0] is Status.CONNECT_ERROR

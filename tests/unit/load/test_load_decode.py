@@ -100,7 +100,7 @@ def test_the_whole_answer() -> None:
     found = record(ANSWER, cuts=[15, 60, len(ANSWER)], expect=Expect())
     assert (found.status, found.error) == (Status.OK, "")
     assert found.text == "résumé!"
-    assert found.event_tokens == (0, 3, 1, 1)
+    assert found.event_tokens == (0, 0, 1, 1), "three tokens over two events, one of which nothing counted"
     assert (found.output_tokens, found.token_count_source, found.prompt_tokens) == (5, "usage", 3)
 
 
@@ -164,6 +164,56 @@ def test_counts_of_events_do_not_verify_a_length() -> None:
 def test_one_token_an_event_is_inferred_from_the_total_only_when_they_agree() -> None:
     assert record(event("a") + event("b", finish="stop") + event(None, usage=(3, 2))).event_tokens == (1, 1)
     assert record(event("a") + event("bc", finish="stop") + event(None, usage=(3, 3))).event_tokens == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens"),
+    [
+        ([("a", None), ("b", None), ("", 2)], (1, 1)),
+        ([("a", None), ("b", None), ("c", 3)], (1, 1, 1)),
+        ([("a", 1), ("b", None), ("c", 3)], (1, 1, 1)),
+        ([("a", 1), ("bc", None), ("def", 6), ("g", 7)], (1, 0, 0, 1)),
+        ([("a", None), ("bc", None), ("", 3)], (0, 0)),
+        ([("a", 1), ("", 2), ("b", 3)], (1, 1, 1)),
+        ([("a", 1), ("b", 1), ("c", 3)], (1, 1, 1)),
+    ],
+)
+def test_a_count_belongs_to_all_that_came_since_the_last(
+    said: list[tuple[str, int | None]], tokens: tuple[int, ...]
+) -> None:
+    """Usage may be null in some events, or come with the closing one alone: that one then holds no token itself."""
+    *events, (text, count) = said
+    assert count is not None
+    body = b"".join(event(t, usage=(3, n) if n else None) for t, n in events)
+    found = record(body + event(text, finish="length", usage=(3, count)) + DONE)
+    assert (found.event_tokens, found.output_tokens) == (tokens, count)
+    assert len(found.event_ns) == len(tokens)
+
+
+def test_a_token_that_prints_nothing_is_seen_by_what_the_count_has_beyond_the_events() -> None:
+    body = event("a") + event("", usage=(3, 2)) + event("b", finish="length", usage=(3, 3)) + DONE
+    assert record(body).event_tokens == (1, 1, 1)
+
+
+@pytest.mark.parametrize("reason", ["abort", "cancelled", "error"])
+def test_a_finish_that_is_none(reason: str) -> None:
+    """Where end-of-sequence is allowed, any reason passes for a finish unless it says that there was none."""
+    found = record(event("a", finish=reason) + DONE)
+    want = Status.ERROR_IN_STREAM if reason == "error" else Status.ABORTED
+    assert (found.status, reason in found.error) == (want, True)
+
+
+def test_an_error_event_need_not_be_json() -> None:
+    found = record(event("a") + b"event: error\ndata: engine is gone\n\n" + DONE)
+    assert (found.status, found.error) == (Status.ERROR_IN_STREAM, "engine is gone")
+
+
+def test_json_as_servers_write_it() -> None:
+    """NaN of a log probability and half a surrogate pair spoil no answer; broken JSON does."""
+    odd = b'data: {"choices":[{"text":"a\\ud83d","logprobs":[NaN,-Infinity]}]}\n\n'
+    found = record(odd + event("b", finish="stop") + DONE)
+    assert (found.status, found.text) == (Status.OK, "a\ufffdb")
+    assert record(b'data: {"choices":[NaN\n\n').status is Status.PARSE_ERROR
 
 
 def test_not_streamed() -> None:

@@ -21,8 +21,13 @@ def chat(**delta: Any) -> dict[str, Any]:
         (chat(content=None), "", False),
         (chat(reasoning_content="r"), "r", True),
         (chat(reasoning="r", content="a"), "ra", True),
-        (chat(tool_calls=[{"index": 0}]), "", True),
+        (chat(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": ""}}]), "", True),
+        (chat(tool_calls=[{"index": 0, "function": {"arguments": "{"}}]), "", True),
+        (chat(tool_calls=[{"index": 0, "function": {"arguments": ""}}]), "", False),
+        (chat(tool_calls=[{"index": 0}, "odd"]), "", False),
         (chat(tool_calls=[]), "", False),
+        (chat(tool_calls="odd"), "", False),
+        (chat(refusal="No"), "No", True),
         (chat(function_call={"name": "f"}), "", True),
         ({"choices": [{"message": {"content": "whole"}}]}, "whole", True),
         ({"choices": [{"text": "a"}]}, "a", True),
@@ -64,6 +69,21 @@ def test_counts_are_whole_numbers_or_nothing(count: object, read: int | None) ->
 )
 def test_errors(data: dict[str, Any], line: str | None) -> None:
     assert error_of(data) == line
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason", "error"),
+    [
+        ({"finish_reason": "stop"}, "stop", None),
+        ({"finish_reason": "error"}, "error", "finish_reason error: without a message"),
+        ({"finish_reason": "error", "error": {"code": 502, "message": "gone"}}, "error", "502: gone"),
+        ({"finish_reason": {"type": "abort", "message": "no partner"}}, "abort", "abort: no partner"),
+        ({"finish_reason": {"odd": 1}}, "{'odd': 1}", None),
+    ],
+)
+def test_how_a_choice_ends(choice: dict[str, Any], reason: str, error: str | None) -> None:
+    said = read_openai({"choices": [choice]})
+    assert (said.finish_reason, said.error) == (reason, error)
 
 
 def gen(
@@ -108,6 +128,26 @@ def test_generate_ids_without_a_count() -> None:
     said = [reader(gen(None, None, ids)) for ids in ([5], [5, 6], [7])]
     assert [s.token_ids for s in said] == [(5,), (6,), (7,)]
     assert all(s.carries for s in said)
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        ([gen("caf\ufffd", 2), gen("café", 3), gen("café!", 4)], ["caf\ufffd", "é", "!"]),
+        ([gen("caf\ufffd", 2, [1, 2]), gen("café", 3, [1, 2, 3])], ["caf\ufffd", "é"]),
+        ([gen("abc", 3), gen("ab", 2), gen("abd", 3)], ["abc", "", "d"]),
+        ([gen("a"), gen("ab"), gen("ac")], ["a", "b", "c"]),
+    ],
+)
+def test_generate_mends_the_end_of_what_it_said(events: list[dict[str, Any]], text: list[str]) -> None:
+    """A character that was not whole yet, or tokens that were retracted: the answer is the last text, not a pile."""
+    reader = GenerateReader()
+    said = [reader(event) for event in events]
+    assert [s.text for s in said] == text
+    whole = ""
+    for one in said:
+        whole = whole[: one.keeps] + one.text
+    assert whole == events[-1]["text"] == reader.text
 
 
 def test_generate_ends() -> None:

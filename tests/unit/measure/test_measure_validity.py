@@ -56,6 +56,12 @@ def test_user_space_stamps_report_no_kernel_lag_metric() -> None:
     assert result.client_lag_ms["p99"] is not None
 
 
+def test_a_clock_that_was_set_during_the_run() -> None:
+    """Stamps are of the system clock: a step makes one gap negative or far too long."""
+    (reason,) = invalid(records(loop(16, 4), clock_step_ms=-250.0), 16, 4)
+    assert reason == "the system clock was set -250.0 ms during the run: times across it are wrong"
+
+
 def test_concurrency_that_was_never_reached() -> None:
     (reason,) = invalid(records(loop(16, 3), reached_concurrency={"main": 3}), 16, 4)
     assert reason == "stream 'main': 3 of 4 clients were busy at once"
