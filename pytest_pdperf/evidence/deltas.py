@@ -159,16 +159,18 @@ def histogram_delta(
     ranks: Ranks = "copies",
     lazy: bool = False,
 ) -> HistogramDelta | Unknown:
-    """Observations of histogram `base` between two pages; needs `_count` and `_sum`, buckets are optional."""
+    """Observations of histogram `base` between two pages; needs `_count` and `_sum`, buckets are optional.
+
+    Buckets whose bounds are not the same on both pages are left out: differences between them would not be counts.
+    """
     parts: dict[str, float] = {}
     for suffix in ("count", "sum"):
         part = counter_delta(before, after, f"{base}_{suffix}", where, ranks=ranks, lazy=lazy)
         if isinstance(part, Unknown):
             return part
         parts[suffix] = part
-    bounds = sorted(
-        {label for row in after.select(f"{base}_bucket", where) if (label := row.label("le"))}, key=float
-    )
+    known, earlier = _bounds(after, base, where), _bounds(before, base, where)
+    bounds = sorted(known, key=float) if known == earlier or not earlier else []
     buckets: list[tuple[float, float]] = []
     for bound in bounds:
         edge = {**(where or {}), "le": bound}
@@ -177,3 +179,7 @@ def histogram_delta(
             return part
         buckets.append((float(bound), part))
     return HistogramDelta(count=parts["count"], total=parts["sum"], buckets=tuple(buckets))
+
+
+def _bounds(page: Snapshot, base: str, where: Mapping[str, str] | None) -> set[str]:
+    return {label for row in page.select(f"{base}_bucket", where) if (label := row.label("le"))}

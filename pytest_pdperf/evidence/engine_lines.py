@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _VLLM = re.compile(
-    r"(?:Engine (?P<engine>\d+)|(?P<many>\d+) Engines Aggregated): (?P<rest>Avg prompt throughput: .*)"
+    r"(?:(?:Engine (?P<engine>\d+)|(?P<many>\d+) Engines Aggregated): )?(?P<rest>Avg prompt throughput: .*)"
 )
 _SGLANG = re.compile(r"\b(?P<kind>Prefill|Decode) batch(?: \[(?P<iter>\d+)\])?[.,]\s*(?P<rest>.*)")
 
@@ -19,9 +19,11 @@ _VLLM_FIELDS: Mapping[str, str] = {
     "Avg generation throughput": "gen_tps",
     "Running": "running",
     "Waiting": "waiting",
+    "Pending": "waiting",
     "Deferred": "deferred",
     "Preemptions": "preemptions",
     "GPU KV cache usage": "kv_pct",
+    "KV cache usage": "kv_pct",
     "Prefix cache hit rate": "prefix_hit_pct",
     "External prefix cache hit rate": "external_hit_pct",
     "MM cache hit rate": "mm_hit_pct",
@@ -62,7 +64,7 @@ class EngineLine:
 
     kind: Literal["engine", "prefill", "decode"]
     engine: str = ""
-    """vLLM: `000`, or `aggregated` for a sum over engines."""
+    """vLLM: `000`, or `aggregated` for a sum over engines; empty before V1, which had one."""
     iteration: int | None = None
     values: Mapping[str, float] = field(default_factory=dict)
     extra: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +80,8 @@ def parse_engine_line(line: str) -> EngineLine | None:
     text = _ANSI.sub("", line).strip()
     if found := _VLLM.search(text):
         values, extra = _split(found["rest"], _VLLM_FIELDS)
-        return EngineLine("engine", found["engine"] or "aggregated", None, values, extra)
+        engine = found["engine"] or ("aggregated" if found["many"] else "")
+        return EngineLine("engine", engine, None, values, extra)
     if found := _SGLANG.search(text):
         kind: Literal["prefill", "decode"] = "prefill" if found["kind"] == "Prefill" else "decode"
         values, extra = _split(found["rest"], {**_SGLANG_FIELDS, "#prealloc-req": _PREALLOC[kind]})
@@ -97,7 +100,7 @@ def _split(rest: str, names: Mapping[str, str]) -> tuple[dict[str, float], dict[
         if key is None or number is None:
             extra[name] = value
         else:
-            values[key] = float(number.group())
+            values[key] = float(number.group().replace(",", ""))
     return values, extra
 
 

@@ -1,5 +1,7 @@
 """aiperf's two files: `profile_export.jsonl`, one record a request, and the summary `profile_export_aiperf.json`.
 
+The summary of its forerunner genai-perf, `profile_export_genai_perf.json`, is laid out alike and has no version.
+
 Metrics are objects with a unit, which is honoured; older summaries have bare numbers, whose unit nobody knows. Records
 of the warm-up and of cancelled requests (code 499) share the file with the others.
 Source: ai-dynamo/aiperf, docs/metrics_reference.md and docs/tutorials/working-with-profile-exports.md.
@@ -36,13 +38,13 @@ _RATES: Mapping[str, tuple[str, str, tuple[str, ...], str]] = {
     "output_token_throughput": (
         "output_tps_wall",
         "tok/s",
-        ("tokens/sec", "tokens/s"),
+        ("tokens/sec", "tokens/s", "tok/s"),
         "output tokens / benchmark duration",
     ),
     "request_throughput": (
         "request_rate",
         "req/s",
-        ("requests/sec", "requests/s"),
+        ("requests/sec", "requests/s", "req/s"),
         "successful requests / benchmark duration",
     ),
 }
@@ -123,7 +125,10 @@ def _add(row: Mapping[str, Any], tally: _Tally, place: Place) -> None:
         return
     if row.get("error"):
         tally.kinds["error"] += 1
-        tally.errors[f"{error.get('code')} {error.get('type')}: {error.get('message')}"] += 1
+        told = (
+            f"{error.get('code')} {error.get('type')}: {error.get('message')}" if error else str(row["error"])
+        )
+        tally.errors[told] += 1
         return
     tally.kinds["ok"] += 1
     metrics = mapping(row, "metrics")
@@ -208,7 +213,8 @@ def read_summary(data: Mapping[str, Any], place: Place) -> ImportedResult:
         "null in the file" if "goodput" in data and data["goodput"] is None else note,
     )
     duration = data.get("benchmark_duration")
-    loadgen = mapping(mapping(data, "input_config"), "loadgen")
+    asked = mapping(data, "input_config")
+    loadgen = mapping(asked, "loadgen") or mapping(mapping(asked, "perf_analyzer"), "stimulus")
     lengths = [_average(data, name, place) for name in ("input_sequence_length", "output_sequence_length")]
     if data.get("was_cancelled"):
         place.warnings.append("the benchmark was cancelled before its end")

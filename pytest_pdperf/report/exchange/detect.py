@@ -18,7 +18,7 @@ Results = tuple[ImportedResult, ...]
 SUPPORTED = {
     "vllm": "vllm bench serve --save-result (JSON, or JSON lines with --append-result)",
     "sglang": "sglang.bench_serving --output-file (JSON lines)",
-    "aiperf": "aiperf profile_export.jsonl, or its summary JSON of schema 1.x",
+    "aiperf": "aiperf profile_export.jsonl, its summary JSON of schema 1.x, or that of genai-perf",
     "guidellm": "guidellm JSON report of version 2",
     "mooncake": "Mooncake trace (JSON lines)",
     "pdperf": "pdperf export --as raw (Parquet)",

@@ -42,7 +42,7 @@ class Place:
                 f"the file's numbers contradict each other ({'; '.join(self.contradictions)}); nothing is "
                 "imported, measure again"
             )
-        return tuple(self.warnings)
+        return tuple(dict.fromkeys(self.warnings))
 
 
 def read_text(path: Path) -> str:

@@ -35,6 +35,8 @@ def read(data: Mapping[str, Any], place: Place) -> ImportedResult:
         place.contradictions.append(f"completed {completed} > num_prompts {planned}")
     failed = count(data, "failed", place)
     stated = failed is not None
+    if failed is not None and completed + failed > planned >= completed:
+        place.contradictions.append(f"completed {completed} + failed {failed} > num_prompts {planned}")
     if failed is None:
         failed = max(0, planned - completed)
     families = _families(backend)

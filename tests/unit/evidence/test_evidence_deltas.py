@@ -132,6 +132,15 @@ def test_histogram_delta_ignores_what_was_before() -> None:
     assert delta.quantile(0.25) == 0.5
 
 
+def test_buckets_that_changed_their_bounds_are_no_counts() -> None:
+    """A bound that is on the later page alone would count from the engine's start: more than fell into the window."""
+    before = snap(HISTOGRAM.format(rank=0, a=100, b=100, c=100, s=50).replace('"3.0"', '"2.0"'))
+    after = snap(HISTOGRAM.format(rank=0, a=102, b=104, c=104, s=56))
+    delta = histogram_delta(before, after, "h")
+    assert delta == HistogramDelta(4.0, 6.0)
+    assert delta.quantile(0.5) is None
+
+
 def test_histogram_ranks_are_copies_too() -> None:
     one = HISTOGRAM.format(rank=0, a=2, b=4, c=4, s=6) + "".join(
         line + "\n" for line in HISTOGRAM.format(rank=1, a=2, b=4, c=4, s=6).splitlines()[1:]

@@ -14,6 +14,10 @@ VLLM_OLD = (
     "INFO 02-03 04:05:06 [loggers.py:120] Engine 000: Avg prompt throughput: 64.5 tokens/s, Avg generation "
     "throughput: 0.2 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.4%, Prefix cache hit rate: 0.0%"
 )
+VLLM_V0 = (
+    "INFO 02-03 04:05:06 metrics.py:455] Avg prompt throughput: 1,064.5 tokens/s, Avg generation throughput: 0.2 "
+    "tokens/s, Running: 1 reqs, Swapped: 0 reqs, Pending: 3 reqs, GPU KV cache usage: 0.4%, CPU KV cache usage: 0.0%."
+)
 VLLM_NEW = (
     "(APIServer pid=9) INFO 11-02 04:05:16 [loggers.py:210] Engine 001: Avg prompt throughput: 5.0 tokens/s, Avg "
     "generation throughput: 15.0 tokens/s, Running: 2 reqs, Waiting: 1 reqs, Preemptions: 3, GPU KV cache usage: "
@@ -54,6 +58,8 @@ SGLANG_ANSI = (
             "000",
             {"prompt_tps": 64.5, "gen_tps": 0.2, "running": 1, "waiting": 0, "kv_pct": 0.4},
         ),
+        (VLLM_V0, "engine", "", {"prompt_tps": 1064.5, "gen_tps": 0.2, "waiting": 3, "kv_pct": 0.4}),
+        (VLLM_V0.replace("GPU KV", "KV"), "engine", "", {"kv_pct": 0.4}),
         (
             VLLM_NEW,
             "engine",

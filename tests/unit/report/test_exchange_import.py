@@ -108,6 +108,7 @@ def test_a_run_without_success_has_no_throughput(saved: Saved) -> None:
         ({"mean_e2el_ms": 20.0}, "TTFT > E2E"),
         ({"mean_tpot_ms": -1.0}, "TPOT <= 0"),
         ({"completed": 5}, "completed 5 > num_prompts 4"),
+        ({"failed": 2}, "completed 3 + failed 2 > num_prompts 4"),
         ({"errors": [""]}, "errors has 1 entries"),
         ({"completed": ...}, "completed"),
         ({"completed": float("nan")}, "is no count"),
@@ -191,6 +192,23 @@ def test_aiperf_summary_in_other_units() -> None:
     assert value(found, "tpot_ms_p50") == pytest.approx(13.3)
     assert value(found, "output_tps_wall") == 225.0
     assert found.duration_s == pytest.approx(20.0)
+
+
+def test_summary_of_genai_perf(saved: Saved) -> None:
+    """aiperf's forerunner: the same layout without a version, and the clients elsewhere."""
+    asked = {"model": ["m"], "perf_analyzer": {"stimulus": {"concurrency": 8}}}
+    rate = {"unit": "tok/s", "avg": 300.0}
+    changes = {"schema_version": ..., "aiperf_version": ..., "input_config": asked}
+    found = one(saved("aiperf_summary.json", output_token_throughput=rate, **changes))
+    assert (found.tool, found.concurrency, found.ok) == ("aiperf", 8, 10)
+    assert value(found, "output_tps_wall") == 300.0
+
+
+def test_an_aiperf_error_may_be_text(tmp_path: Path) -> None:
+    row = {"metadata": {"benchmark_phase": "profiling"}, "metrics": {}, "error": "connection lost"}
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(row))
+    assert one(path).warnings == ("1 requests failed: connection lost",)
 
 
 def test_aiperf_number_without_a_unit_is_unknown(saved: Saved) -> None:
