@@ -36,6 +36,8 @@ PATIENCE_S = 60.0
 """For whatever a healthy stack does in a second or two, on a machine that is busy."""
 TOLD_S = 20.0
 """Within which a client must know that its request is lost, and an engine must have let go of it."""
+ENDS_S = 240.0
+"""What one fault test waits in sum, beside the start of an engine and the KV that prefill may keep for a while."""
 SHORT_TOKENS = 4
 HOLD_VARIABLE = "VLLM_NIXL_ABORT_REQUEST_TIMEOUT"
 USUAL_HOLD_S = {"sim": 30.0, "sim-sglang": 30.0, "vllm": 480.0}
@@ -105,6 +107,7 @@ class Breaking:
         self.stack = stack
         self.report = Report(fault, plan.topology.name, plan.engine.name)
         self._clock = clock
+        self._ends_s = clock() + ENDS_S + hold_s(plan)
         self._numbers = 0
         self._longest = longest_context(stack)
         forms = plan.prompt_forms()
@@ -191,14 +194,21 @@ class Breaking:
         return [flight for flight in flights if (pair := pairs[id(flight)]) and address in pair]
 
     def wait(self, true: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> bool:
-        """Poll until `true()`; False and a problem after `seconds`."""
+        """Poll until `true()`; False and a problem after `seconds`, or once the test has had its time."""
         end = self._clock() + seconds
         while not true():
-            if self._clock() > end:
-                self.problem(f"not within {seconds:g} s: {what}")
+            now = self._clock()
+            if now > min(end, self._ends_s):
+                late = f"{seconds:g} s" if now > end else "the time of the whole test"
+                self.problem(f"not within {late}: {what}")
                 return False
             time.sleep(0.01)
         return True
+
+    def again(self, instance: str, deadline_s: float) -> None:
+        """Start an engine that was killed once more; its start takes nothing off the test's own time."""
+        self.report.restarted_s = self.stack.restart(instance, deadline_s=deadline_s)
+        self._ends_s += self.report.restarted_s
 
     def problem(self, text: str) -> None:
         """Remember what should not have happened."""
@@ -233,14 +243,15 @@ class Breaking:
         began = self._clock()
         streak: list[Flight] = []
         last = ""
+        end = min(began + limit_s, self._ends_s)
         while len(streak) < 2 * self.replicas:
+            if self._clock() > end:
+                self.problem(f"not recovered within {end - began:.0f} s: {last}")
+                return
             (flight,) = self.send(1)
             self.wait(lambda flight=flight: flight.over, "an answer after the fault")  # type: ignore[misc]
             streak = [*streak, flight] if flight.complete else []
             last = last if flight.complete else flight.words()
-            if self._clock() - began > limit_s:
-                self.problem(f"not recovered within {limit_s:g} s: {last}")
-                return
         self.report.recovered_s = max(0.0, streak[0].sent_s - began)
         # A router that still reports itself unwell would be taken for dead by whoever uses the stack next.
         hangs = self.stack.hangs
@@ -252,7 +263,7 @@ class Breaking:
 
         KV that nobody fetched may stay on prefill as long as the engine says, and no longer.
         """
-        limit_s = hold_s(self.stack.plan) + TOLD_S
+        limit_s = min(hold_s(self.stack.plan) + TOLD_S, max(0.0, self._ends_s - self._clock()))
         before = {name: page for name, page in self.before.items() if name not in fresh}
         drain = wait_drained(self.stack.role_urls, limit_s, before=before)
         self.report.drained_s = drain.waited_s

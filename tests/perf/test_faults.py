@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pytest_pdperf.breaking import FAULTS, Breaking, misbehave, nobodys_kv, speaks_nixl
+from pytest_pdperf.breaking import FAULTS, TOLD_S, Breaking, misbehave, nobodys_kv, speaks_nixl
 from pytest_pdperf.evidence.names import Quantity
 from pytest_pdperf.evidence.record import Expected, Status
 from pytest_pdperf.evidence.verdict import judge_evidence
@@ -39,7 +39,7 @@ def spoilt(pdperf: Session) -> Iterator[None]:
 
 @pytest.fixture
 def broken(pdperf: Session, record_property: Callable[[str, object], None]) -> Iterator[Break]:
-    """Begin to break a stack; at the end the report is kept, and what should not have happened fails the test."""
+    """Begin to break a stack; at the end the report is kept, and a stack that did not get well is replaced."""
     begun: list[Breaking] = []
     with ExitStack() as open_ones:
 
@@ -55,6 +55,9 @@ def broken(pdperf: Session, record_property: Callable[[str, object], None]) -> I
         for name in ("told_after_s", "restarted_s", "recovered_s", "drained_s"):
             if (value := getattr(report, name)) is not None:
                 record_property(f"pdperf_{name}", value)
+    if any(breaking.report.problems for breaking in begun):
+        pdperf.take_down()
+        pdperf.begin_launch(pdperf.bench.launch)
 
 
 def passed(breaking: Breaking) -> None:
@@ -103,7 +106,7 @@ def test_prefill_dies(pdperf: Session, stack: Stack, broken: Break) -> None:
 
 
 def _again(pdperf: Session, b: Breaking, victim: str) -> None:
-    b.report.restarted_s = b.stack.restart(victim, deadline_s=pdperf.settings["startup_timeout"])
+    b.again(victim, pdperf.settings["startup_timeout"])
     b.recover(RECOVERY_S)
     b.clean(fresh=[victim])
 
@@ -120,7 +123,7 @@ def test_a_transfer_fails(stack: Stack, broken: Break) -> None:
     if plan.engine.simulated:
         misbehave(victim, "transfer_fail=1")
         flights = b.send(4 * b.replicas)
-        b.wait(lambda: all(flight.over for flight in flights), "requests end")
+        b.wait(lambda: all(flight.over for flight in flights), "clients of failed transfers know", TOLD_S)
         misbehave(victim, "")
         hit = [flight for flight in flights if not flight.complete]
         others += [flight for flight in flights if flight.complete]

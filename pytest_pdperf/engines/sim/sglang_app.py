@@ -82,6 +82,7 @@ class SglangEngine(SimEngine):
             timeout_s=settings.profile.handshake_timeout_s,
             clock=clock,
             on_handshake=lambda peer: log.info(f"NIXL compatibility check passed (simulated, engine {peer})"),
+            named_by_address=True,
         )
         self._loading: dict[SglangAnswer, asyncio.Task[None]] = {}
         self._page = exposition(
@@ -223,7 +224,8 @@ class SglangEngine(SimEngine):
             self._open.discard(answer)
             answer.exchange.on_close = None
             raise Refused(400, f"bootstrap_room {room} belongs to a request that is still running") from None
-        answer.begin()
+        if answer in self._open:
+            answer.begin()
 
     def now(self) -> float:
         """Model time."""

@@ -34,7 +34,7 @@ class Leg(Protocol):
 
 
 class _Room:
-    __slots__ = ("began_s", "call_off", "digest", "leg", "reply", "seq")
+    __slots__ = ("began_s", "call_off", "digest", "given_up", "leg", "reply", "seq")
 
     def __init__(self) -> None:
         self.leg: Leg | None = None
@@ -42,6 +42,8 @@ class _Room:
         self.seq: Sequence | None = None
         self.digest = b""
         self.began_s = 0.0
+        self.given_up = False
+        """Decode has let go of it before it asked and before prefill's leg came; that leg must not wait for it."""
         self.call_off: Callable[[], None] = lambda: None
 
 
@@ -82,6 +84,10 @@ class Rooms:
         room = self._room(number)
         if room.leg is not None:
             raise RoomTaken(number)
+        if room.given_up:
+            self._close(number)
+            leg.failed("transfer", ABORTED)
+            return
         room.leg = leg
         self._meet(room)
 
@@ -134,18 +140,28 @@ class Rooms:
             reply({"ok": False, "error": f"{text!r} is no room"})
         elif op == "pull":
             room = self._room(int(text))
-            if room.reply is not None:
-                reply({"ok": False, "error": f"room {text} is being served already"})
+            if room.reply is not None or room.given_up:
+                problem = ABORTED if room.given_up else f"room {text} is being served already"
+                reply({"ok": False, "error": problem})
                 return
             room.reply = reply
             self._meet(room)
         elif op == "release":
-            room_left = self._close(int(text))
-            if room_left is not None and room_left.leg is not None:
-                room_left.leg.failed("transfer", ABORTED)
-            reply({"ok": room_left is not None})
+            reply({"ok": self._give_up(int(text))})
         else:
             reply({"ok": False, "error": f"unknown operation {op!r}"})
+
+    def _give_up(self, number: int) -> bool:
+        """Decode lets go of a room; False where nobody stands in it."""
+        room = self._rooms.get(number)
+        if room is None:
+            self._room(number).given_up = True
+        if room is None or room.given_up:
+            return False
+        self._close(number)
+        if room.leg is not None:
+            room.leg.failed("transfer", ABORTED)
+        return True
 
     def _room(self, number: int) -> _Room:
         room = self._rooms.get(number)

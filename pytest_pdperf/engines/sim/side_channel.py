@@ -116,8 +116,8 @@ class _Peer(_Lines):
 class PrefillPeers:
     """The prefill engines that a decode engine has shaken hands with, by engine id.
 
-    As with NIXL the address in a request matters only the first time: a known engine is asked over the connection
-    there is, and once that is lost its KV is lost too.
+    The address in a request matters only the first time: a known engine is asked over the connection there is, and
+    once that is lost its KV is lost too.
     """
 
     def __init__(
@@ -127,11 +127,16 @@ class PrefillPeers:
         timeout_s: float,
         clock: Callable[[], float],
         on_handshake: Callable[[str], None],
+        named_by_address: bool = False,
     ) -> None:
+        """`named_by_address`: an engine that starts anew has the id of the one before, as with SGLang, whose decode
+        drops what it knows of a prefill engine that has gone. vLLM draws an id at every start.
+        """
         self._handshake_s = handshake_s
         self._timeout_s = timeout_s
         self._clock = clock
         self._on_handshake = on_handshake
+        self._named_by_address = named_by_address
         self._known: dict[str, _Peer] = {}
         self._shaking: dict[str, asyncio.Task[_Peer]] = {}
 
@@ -158,8 +163,9 @@ class PrefillPeers:
         await peer.ask({"op": "release", "engine_id": engine_id, "request_id": request_id})
 
     async def _peer(self, engine_id: str, host: str, port: int) -> _Peer:
-        if engine_id in self._known:
-            return self._known[engine_id]
+        known = self._known.get(engine_id)
+        if known is not None and not (known.lost and self._named_by_address):
+            return known
         task = self._shaking.get(engine_id)
         if task is None:
             task = asyncio.ensure_future(self._shake(engine_id, host, port))

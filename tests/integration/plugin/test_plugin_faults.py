@@ -50,12 +50,35 @@ def test_a_dead_decode_engine_is_reported_and_the_stack_serves_again(project: py
     assert [("error in the stream" in words, count) for words, count in fails["told"].items()] == [(True, 4)]
 
 
+@pytest.mark.timeout(300)
+def test_simulated_sglang_serves_again_too_and_tells_its_clients_in_time(project: pytest.Pytester) -> None:
+    (project.path / "fixtures/topologies/pair.yaml").write_text(
+        "kind: pd\nroles: {prefill: {replicas: 1}, decode: {replicas: 1}}\n"
+    )
+    result = run(
+        project,
+        *("--engine", "sim-sglang", "--topology", "pair", "-m", "fault"),
+        *("-k", "prefill_dies or transfer_fails"),
+    )
+    assert result.parseoutcomes() == {"passed": 2, "deselected": 5}, result.stdout.str()
+    (folder,) = (project.path / "pdperf-results").glob("*/faults")
+    for name, told in (("prefill-dies", 8), ("transfers-fail", 4)):
+        report = json.loads((folder / f"pair-{name}.json").read_text())
+        assert sum(report["told"].values()) == told
+        assert report["told_after_s"] < 20, "no leg of a lost request is waited for until its timeout"
+        assert report["recovered_s"] is not None
+        assert report["problems"] == []
+
+
 def test_answers_that_are_short_and_end_well_fail_a_fault_test(project: pytest.Pytester) -> None:
+    # Half of all answers stay short, so the stack does not recover: that is looked at until the test's time is over.
+    project.makeconftest("from pytest_pdperf import breaking\nbreaking.ENDS_S = 20.0")
     result = run(
         project, "-m", "fault", "-k", "leaves_in_decode", "--sim-fault", "decode.short_output=every:2"
     )
     assert result.parseoutcomes()["failed"] == 1
     result.stdout.fnmatch_lines(["*beside the fault: ended after * tokens as if all were well*"])
+    result.stdout.fnmatch_lines(["*not recovered within * s: *"])
 
 
 def test_nobody_breaks_a_stack_by_asking_for_pd(project: pytest.Pytester) -> None:

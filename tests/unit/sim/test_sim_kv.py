@@ -191,7 +191,13 @@ Client = Callable[[PrefillPeers, int, list[str]], Awaitable[None]]
 GOOD = {"ok": True, "digest": "0a", "tokens": 3, "size": 30, "began_s": 1.5, "ended_s": 2.5}
 
 
-def converse(client: Client, handler: Callable[[Message, Reply], None] | None, raw: bytes = b"") -> list[str]:
+def converse(
+    client: Client,
+    handler: Callable[[Message, Reply], None] | None,
+    raw: bytes = b"",
+    *,
+    named_by_address: bool = False,
+) -> list[str]:
     """Run a decode side against a prefill side on loopback; `raw` is a peer that answers with just that."""
     shaken: list[str] = []
 
@@ -209,7 +215,13 @@ def converse(client: Client, handler: Callable[[Message, Reply], None] | None, r
 
             server = await asyncio.start_server(rude, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        peers = PrefillPeers(handshake_s=0.0, timeout_s=0.3, clock=time.monotonic, on_handshake=shaken.append)
+        peers = PrefillPeers(
+            handshake_s=0.0,
+            timeout_s=0.3,
+            clock=time.monotonic,
+            on_handshake=shaken.append,
+            named_by_address=named_by_address,
+        )
         await asyncio.wait_for(client(peers, port, shaken), 20)
         server.close()
 
@@ -325,3 +337,13 @@ def test_a_peer_that_goes_away_fails_what_is_open_and_what_comes_after() -> None
             assert problem.value.peer_lost
 
     converse(client, leaving)
+
+
+def test_an_engine_named_by_its_address_is_met_anew_after_it_has_gone() -> None:
+    async def client(peers: PrefillPeers, port: int, shaken: list[str]) -> None:
+        await peers.pull("P", "127.0.0.1", port, "r")
+        peers._known["P"].transport.abort()
+        await asyncio.sleep(0)
+        assert (await peers.pull("P", "127.0.0.1", port, "r2")).tokens == 3
+
+    assert converse(client, obliging, named_by_address=True) == ["P", "P"]

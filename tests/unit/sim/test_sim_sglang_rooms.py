@@ -231,6 +231,24 @@ def test_decode_gives_up() -> None:
     assert done[-1] == {"ok": False}
 
 
+def test_prefill_does_not_wait_for_a_decode_leg_that_gave_up_before_it_came() -> None:
+    house = House()
+    done: list[Message] = []
+    for _ in range(2):
+        house.rooms.handle({"op": "release", "request_id": str(ROOM)}, done.append)
+    assert done == [{"ok": False}] * 2
+    assert house.pull() == [{"ok": False, "error": "Aborted by AbortReq."}]
+    leg = house.enter()
+    assert leg.events == [("failed", "transfer", "Aborted by AbortReq.")]
+    again = house.enter()
+    house.pull()
+    house.run(2.0)
+    assert again.told == ["bootstrapped", "sent"], "the number is free again"
+    house.rooms.handle({"op": "release", "request_id": "7"}, done.append)
+    house.run(31.0)
+    assert house.enter(7).told == [], "nobody remembers a room for ever"
+
+
 @pytest.mark.parametrize(
     ("message", "says"),
     [({"op": "pull", "request_id": "x"}, "'x' is no room"), ({"op": "dance", "request_id": "1"}, "'dance'")],
