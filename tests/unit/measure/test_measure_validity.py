@@ -146,8 +146,10 @@ def test_counts_that_are_no_counts_of_single_tokens_are_told() -> None:
     made[0] = replace(made[0], token_count_source="chunks")
     made[1] = replace(made[1], output_tokens=40, event_tokens=(4,) * 10)
     made[2] = replace(made[2], output_tokens=20, event_tokens=(2,) * 10)
+    made[3] = replace(made[3], output_tokens=9, event_tokens=(0,) * 10)
     assert summarise(records(made), cell(16, 4), "t").warnings == (
         "1 answers have no usage and no token ids: their events are counted as tokens",
+        "1 answers have more events with content than tokens by the server's count: one is wrong",
         "2 answers bring 3 tokens an event: itl_ms are gaps between events, tpot_ms and itl_per_token_ms are per token",
     )
 
