@@ -11,7 +11,7 @@ import orjson
 
 from .errors import BringUpError, CannotCompare, RoleDied, UsageProblem
 from .evidence.cell_evidence import Watched
-from .evidence.cell_window import DRAIN_POLL_S, PAGE_TIMEOUT_S, Instruments, StackWatch
+from .evidence.cell_window import DRAIN_POLL_S, MIDWAY_TIMEOUT_S, PAGE_TIMEOUT_S, Instruments, StackWatch
 from .evidence.drain import Drain, wait_drained
 from .evidence.environment import Environment, read_environment
 from .evidence.exposition import Snapshot, Unknown
@@ -320,4 +320,8 @@ def _instruments(deployment: Deployment, launch_: TopologyLaunch) -> Instruments
         )
         return replace(found, snapshots={**found.snapshots, **dark})
 
-    return Instruments(drain=drain, links=lambda uuids: LinkBytes())
+    return Instruments(
+        drain=drain,
+        links=lambda uuids: LinkBytes(),
+        look=lambda pages: scrape(pages, MIDWAY_TIMEOUT_S, access=access),
+    )

@@ -45,6 +45,8 @@ class JudgedCell:
     """What a baseline would keep of it; None when nothing gated was measured."""
     accepted: bool
     """This run's update makes its numbers the new normal, so that its item passes whatever the verdict."""
+    causes: tuple[str, ...] = ()
+    """What the servers show beside the rows, a line each."""
 
     @property
     def id(self) -> str:
@@ -53,12 +55,12 @@ class JudgedCell:
 
     @property
     def notable(self) -> tuple[str, ...]:
-        """One line for every metric that is not a plain PASS, worst first."""
+        """One line for every metric that is not a plain PASS, worst first, then what else is known of the cause."""
         rows = sorted(self.verdict.rows, key=lambda row: -VERDICTS[row.verdict].rank)
         lines = tuple(row.line() for row in rows if row.verdict is not Verdict.PASS)
         if self.verdict.verdict is Verdict.NO_BASELINE and len(lines) > 1:
-            return (f"{Verdict.NO_BASELINE}: {rows[0].note}",)
-        return lines
+            lines = (f"{Verdict.NO_BASELINE}: {rows[0].note}",)
+        return (*lines, *self.causes)
 
 
 class Judging:

@@ -13,6 +13,7 @@ from .evidence.cell_window import StackWatch
 from .evidence.record import Status
 from .gpus.grammar import Device
 from .inputs import Inputs
+from .load.progress import Progress
 from .load.run import run_cell
 from .load.target import Target
 from .measure.cell_result import CellResult
@@ -21,12 +22,13 @@ from .measure.summarise import summarise
 from .narrating import Narrator
 from .options import Settings
 from .provenance import Hardware, LaunchRecord
+from .report.causes import cause_lines
 from .report.kv_path import details_of
 from .report.outcomes import CellOutcome
 from .spec.topology import Kind, Topology
 from .spec.workload import Cell
 from .stack.running import Serving
-from .watching import blame_a_death
+from .watching import blame_a_death, told_of_deaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Measured:
             launch=launch.number,
             result=result,
             verdict="INVALID" if result.invalid or result.ok != result.requests else "",
-            rows=result.invalid,
+            rows=(*result.invalid, *cause_lines(seen.naming)),
+            naming=seen.naming,
             evidence=seen.evidence.status.value,
             evidence_reasons=seen.evidence.reasons,
             ttft_split=seen.split,
@@ -220,16 +223,21 @@ class Measuring(ABC):
             self._check()
             self._tell.tick()
 
+        def progress(progress: Progress) -> None:
+            self._tell.progress(progress)
+            if progress.phase == "measure" and 2 * progress.done >= progress.total:
+                window.midway()
+
         cpus, processes = self._client(cell)
         beside = self._beside()
-        with self._tell.measuring(self.launch.id, cell.id), self._watch.cell() as window:
+        with self._tell.measuring(self.launch.id, cell.id), self._watch.cell() as window, told_of_deaths():
             records = run_cell(
                 self._target(),
                 cell,
                 seed=self._settings["workload_seed"],
                 salt=f"{self._run_id}/{self.launch.number}/{workload}/{cell.id}",
                 out_dir=self._folder / "records" / self.launch.id / cell.id,
-                on_progress=self._tell.progress,
+                on_progress=progress,
                 check=check,
                 cpus=cpus,
                 processes=processes,

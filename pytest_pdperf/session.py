@@ -27,8 +27,9 @@ from .narrating import Narrator
 from .options import BY_NAME, Settings
 from .overlap import possible_here
 from .project import make_folder, project_root
+from .report.causes import cause_lines, explained
 from .report.outcomes import CellOutcome, RunSummary, load, save
-from .report.ttft_stage import circumstances, explain, usual_split, with_stage
+from .report.ttft_stage import circumstances
 from .sites import site_for
 from .spec.topology import Kind, Topology
 from .spec.workload import Cell
@@ -257,11 +258,17 @@ class Session:
     def _show(self, cell: JudgedCell) -> None:
         """Bring the cell's file up to date with the gate's answer."""
         launches = cell.baseline.launches if cell.baseline else ()
-        usual = usual_split(launch.environment for launch in launches)
-        verdict = cell.verdict = with_stage(cell.verdict, explain(self._outcome(cell).ttft_split, usual))
+        outcome = self._outcome(cell)
+        told = explained(cell.verdict, outcome, [launch.environment for launch in launches])
+        verdict = cell.verdict = told.verdict
+        cell.causes = told.more
         self._keep(
             replace(
-                self._outcome(cell), verdict=verdict.verdict.value, rows=cell.notable, judged=verdict.rows
+                outcome,
+                verdict=verdict.verdict.value,
+                rows=cell.notable,
+                judged=verdict.rows,
+                naming=told.naming,
             )
         )
 
@@ -303,7 +310,9 @@ class Session:
                     for name, value in outcome.result.metrics.items()
                     if value.value is not None
                 ]
-                return [("pdperf_verdict", outcome.verdict), ("pdperf_evidence", outcome.evidence), *values]
+                causes = [("pdperf_cause", line) for line in cause_lines(outcome.naming, mark="")]
+                told = [("pdperf_verdict", outcome.verdict), ("pdperf_evidence", outcome.evidence)]
+                return [*told, *causes, *values]
         return []
 
     # -- the end -------------------------------------------------------------------------------------------

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
-from .evidence.cell_evidence import Watched, outside_ms
+from .errors import RoleDied
+from .evidence.cell_evidence import Watched
 from .evidence.cell_window import SETTLE_TIMEOUT_S, StackWatch
 from .evidence.drain import wait_drained
 from .evidence.exposition import Snapshot, Unknown
+from .evidence.naming import died
+from .evidence.outside import outside_ms
 from .gpus.grammar import Device
 from .gpus.inventory import Gpu
 from .measure.records import CellRecords, Status
@@ -68,6 +72,16 @@ def watched_of(stack: Stack, topology: Topology, site: Site) -> Watched:
         here=site.here,
         tensor_parallel=any(spec.tensor_parallel > 1 for spec in topology.roles.values()),
     )
+
+
+@contextmanager
+def told_of_deaths() -> Generator[None]:
+    """A process that dies in here is named as the fault that it is, in the words of every other fault."""
+    try:
+        yield
+    except RoleDied as death:
+        death.add_note(f"cause: {died(death).line}")
+        raise
 
 
 def blame_a_death(stack: Serving, records: CellRecords, clock: Callable[[], float] = time.monotonic) -> None:

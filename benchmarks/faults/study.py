@@ -4,8 +4,8 @@
     python -m benchmarks.faults --runs 3 --healthy 6      a look
 
 One simulated stack (1 prefill, 1 decode, vllm-router) stays up for all runs; knobs are changed in its engines while
-they live, in random order and with random strength. A run is one cell of six requests through the router, looked at
-before, in the middle and after, with one greedy probe. Who dies is started again, each time with `slow_start`: that is
+they live, in random order and with random strength. A run is one cell of six requests through the router, judged as
+every cell of `pytest -m pd` is, and one greedy probe. Who dies is started again, each time with `slow_start`: that is
 the run of that knob. Prints what every knob was taken for; the exit status is 1 when any run was named wrongly.
 """
 
@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import sys
 import tempfile
 import time
@@ -30,25 +29,28 @@ from statistics import median
 from pytest_pdperf.breaking import misbehave
 from pytest_pdperf.engines.base import Instance, Programs
 from pytest_pdperf.engines.registry import get_engine
-from pytest_pdperf.evidence.cell_evidence import expected_of
-from pytest_pdperf.evidence.drain import wait_drained
-from pytest_pdperf.evidence.naming import Accusation, Fault, Pages, Speed, name_faults, speeds
-from pytest_pdperf.evidence.scrape import scrape
-from pytest_pdperf.evidence.verdict import judge_evidence
+from pytest_pdperf.errors import RoleDied
+from pytest_pdperf.evidence.cell_evidence import Watched
+from pytest_pdperf.evidence.cell_window import Instruments, StackWatch
+from pytest_pdperf.evidence.drain import Drain, wait_drained
+from pytest_pdperf.evidence.exposition import Snapshot, Unknown
+from pytest_pdperf.evidence.naming import Fault, Finding, Naming, against, damaged, died
+from pytest_pdperf.evidence.speeds import Usual
 from pytest_pdperf.load.job import Job
 from pytest_pdperf.load.plan import plan_cell
 from pytest_pdperf.load.results import read_records
 from pytest_pdperf.load.target import Target
 from pytest_pdperf.load.worker import run_job
 from pytest_pdperf.measure.records import CellRecords
+from pytest_pdperf.report.usual_speed import speeds_of, usual_of
 from pytest_pdperf.routers.registry import get_router
-from pytest_pdperf.spec.topology import Role, Topology
+from pytest_pdperf.spec.topology import Kind, Role, Topology
 from pytest_pdperf.spec.workload import Cell, ClosedLoop, Stream
 from pytest_pdperf.stack.greedy import ProbeError, probe
 from pytest_pdperf.stack.launch import Stack, launch
-from pytest_pdperf.stack.logs import read_lines
 from pytest_pdperf.stack.plan import plan_launch
 from pytest_pdperf.stack.ports import PortRegistry
+from pytest_pdperf.watching import blame_a_death
 
 ROLES = {"prefill-0": Role.PREFILL, "decode-0": Role.DECODE}
 HALF = 3
@@ -58,6 +60,7 @@ TIMEOUT_S = 2.0
 """Of a request: longer than the lease, so that KV which was never fetched has expired before the cell ends."""
 PROBE = tuple(range(200, 264))
 DEADLINE_S = 120.0
+DRAIN_S = 5.0
 HEALTHY = "healthy"
 DIES = "die_after_tokens"
 STARTS = "slow_start"
@@ -119,7 +122,7 @@ class Run:
 
     knob: str
     value: str
-    named: tuple[Accusation, ...]
+    named: tuple[Finding, ...]
     right: bool
     seconds: float
 
@@ -135,34 +138,24 @@ class Study:
         self._engines: dict[str, Instance] = {i.id: i for i in stack.plan.instances}
         self._target = Target(url=stack.url, model=stack.model, vocab=(100, 30_000))
         self._tokens = probe(self._engines["decode-0"].url, stack.model, PROBE, 4)
-        self._restarts = 0
-        self.usual: dict[str, Speed] = {}
-        self.usual_loading = {name: loading_s(stack.logs[name]) for name in ROLES}
+        self._usual = Usual(why_not="not learned yet")
+        self._watch = self._watched()
+
+    def _watched(self) -> StackWatch:
+        stack = self.stack
+        return StackWatch(Watched(Kind.PD, ROLES, stack.role_urls, stack.logs), Instruments(drain=_drain))
 
     def learn(self, cells: int) -> None:
-        """What a healthy cell looks like, as the median of some."""
-        seen: list[Mapping[str, Speed]] = []
-        for _ in range(cells):
-            pages, _records = self._cell(None, "")
-            seen.append(speeds(pages[0], pages[-1], ROLES))
-
-        def middle(name: str, part: str) -> float | None:
-            known = [value for one in seen if (value := getattr(one[name], part)) is not None]
-            return median(known) if known else None
-
-        self.usual = {
-            name: Speed(middle(name, "step_s"), middle(name, "prefill_s"), middle(name, "link_rate"))
-            for name in ROLES
-        }
+        """What a healthy cell looks like, kept as a baseline keeps it."""
+        self._usual = usual_of([speeds_of(self._cell(None, "")) for _ in range(cells)])
 
     def run(self, knob: Knob | None) -> list[Run]:
         """One run; the death of an engine is two, for it is then started slowly."""
         began = time.monotonic()
         if knob is None:
-            return [self._judged(HEALTHY, "", None, *self._cell(None, ""), began)]
+            return [self._judged(HEALTHY, "", None, self._cell(None, ""), began)]
         value = knob.value(self._random)
-        pages, records = self._cell(knob, value)
-        one = self._judged(knob.name, value, knob, pages, records, began)
+        one = self._judged(knob.name, value, knob, self._cell(knob, value), began)
         if knob.name != DIES:
             misbehave(self._engines[knob.role], "")
             if knob.strands:
@@ -171,7 +164,7 @@ class Study:
         slow = next(k for k in KNOBS if k.name == STARTS)
         began, value = time.monotonic(), slow.value(self._random)
         self.restart(f"{STARTS}={value}")
-        return [one, self._judged(STARTS, value, slow, *self._cell(None, ""), began, started="decode-0")]
+        return [one, self._judged(STARTS, value, slow, self._cell(None, ""), began)]
 
     def restart(self, faults: str = "") -> None:
         """Start decode again, and have the new engine shake hands."""
@@ -180,31 +173,31 @@ class Study:
             command = replace(command, argv=(*command.argv, "--faults", faults))
         self.stack.restart("decode-0", deadline_s=DEADLINE_S, command=command)
         self._probe(timeout_s=30.0)
+        self._watch = self._watched()
 
     def healthy_restart(self) -> Run:
         """A healthy run on an engine that has just started."""
         began = time.monotonic()
         self.restart()
-        return self._judged(HEALTHY, "restart", None, *self._cell(None, ""), began, started="decode-0")
+        return self._judged(HEALTHY, "restart", None, self._cell(None, ""), began)
 
-    def _cell(self, knob: Knob | None, value: str) -> tuple[list[Pages], CellRecords]:
-        """Two halves through the router, and the looks before, between and after them."""
-        urls = self.stack.role_urls
-        pages: list[Pages] = [wait_drained(urls, 10.0, poll_s=0.01).snapshots]
+    def _cell(self, knob: Knob | None, value: str) -> Naming:
+        """Two halves through the router inside one window, as the suite has it around a cell."""
         fault = f"{knob.name}={value}" if knob else ""
-        if knob and not knob.midway:
-            misbehave(self._engines[knob.role], fault)
-        first = self._half()
-        pages.append(scrape(urls))
-        if knob and knob.midway:
-            misbehave(self._engines[knob.role], fault)
-        second = self._half()
-        pages.append(
-            wait_drained(urls, 5.0, before=pages[0], poll_s=0.01).snapshots
-            if not self._dead()
-            else scrape(urls)
-        )
-        return pages, replace(first, requests=(*first.requests, *second.requests))
+        with self._watch.cell() as window:
+            if knob and not knob.midway:
+                misbehave(self._engines[knob.role], fault)
+            first = self._half()
+            window.midway()
+            if knob and knob.midway:
+                misbehave(self._engines[knob.role], fault)
+            second = self._half()
+            records = replace(first, requests=(*first.requests, *second.requests))
+            try:
+                blame_a_death(self.stack, records)
+            except RoleDied as death:
+                return Naming((died(death),))
+            return window.judge(records).naming
 
     def _half(self) -> CellRecords:
         stream = Stream(
@@ -218,42 +211,17 @@ class Study:
         )
         return read_records(self._folder)
 
-    def _dead(self) -> dict[str, str]:
-        found = {}
-        for name in ROLES:
-            if (end := self.stack.processes[name].poll()) is not None:
-                found[name] = end.describe()
-        return found
-
     def _probe(self, timeout_s: float = 3.0) -> bool | None:
         try:
             return probe(self.stack.url, self.stack.model, PROBE, 4, timeout_s=timeout_s) == self._tokens
         except ProbeError:
             return None
 
-    def _judged(
-        self,
-        name: str,
-        value: str,
-        knob: Knob | None,
-        pages: Sequence[Pages],
-        records: CellRecords,
-        began: float,
-        *,
-        started: str = "",
-    ) -> Run:
-        deaths = self._dead()
-        named = name_faults(
-            judge_evidence("pd", pages[0], pages[-1], expected_of(records), ROLES),
-            records.requests,
-            pages,
-            ROLES,
-            usual=self.usual,
-            deaths=deaths,
-            greedy_equal=None if deaths else self._probe(),
-            loading_s={started: loading_s(self.stack.logs[started])} if started else None,
-            usual_loading_s=self.usual_loading,
-        )
+    def _judged(self, name: str, value: str, knob: Knob | None, seen: Naming, began: float) -> Run:
+        dead = any(one.fault is Fault.DIED for one in seen.findings)
+        named = seen.findings if dead else against(seen, self._usual).findings
+        if not dead and self._probe() is False:
+            named = (*named, damaged())
         right = (
             not named
             if knob is None
@@ -262,10 +230,11 @@ class Study:
         return Run(name, value, named, right, time.monotonic() - began)
 
 
-def loading_s(log: Path) -> float:
-    """What an engine says that loading took."""
-    found = re.findall(r"Loading weights took ([0-9.]+)", "\n".join(read_lines(log)))
-    return float(found[-1])
+def _drain(
+    urls: Mapping[str, str], timeout_s: float, before: Mapping[str, Snapshot | Unknown] | None
+) -> Drain:
+    """As a run waits, but for no more than what a leak takes to be seen, and without its pauses."""
+    return wait_drained(urls, min(timeout_s, DRAIN_S), before=before, poll_s=0.01)
 
 
 def bring_up(folder: Path, ports: PortRegistry) -> Stack:
@@ -347,9 +316,7 @@ def study(
             found += new
             for run in new:
                 if not run.right:
-                    seen = (
-                        "; ".join(f"{a.fault.value} ({a.where}): {a.because}" for a in run.named) or "nothing"
-                    )
+                    seen = "; ".join(one.line for one in run.named) or "nothing"
                     say(f"WRONG {run.knob}={run.value}: {seen}")
             if number % 100 == 0:
                 say(f"{number} of {len(todo)}, {time.monotonic() - began:.0f} s")

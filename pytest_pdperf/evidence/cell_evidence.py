@@ -22,9 +22,9 @@ from .gpu_findings import capped, throttled
 from .gpu_trace import GpuSummary, Look, ThrottleVerdict, energy_per_token, judge_throttle, summarise
 from .kv_errors import KvErrors, read_kv_errors
 from .kv_logs import KvLogVerdict, judge_kv_logs
-from .names import Quantity
+from .naming import Naming, name_faults
 from .path import whole_block_tail
-from .readings import block_tokens, engine_of, observations
+from .readings import block_tokens
 from .record import Evidence, Expected
 from .router_time import RouterTime, router_time
 from .transport import LinkBytes, LogTransport, TransportVerdict, judge_transport
@@ -65,6 +65,10 @@ class Watched:
     """What the router adds to a request; None when it was not measured. Below the noise it may be negative."""
     http_ms: float | None = None
     """What HTTP and the engines' API servers add to a request outside of the engines' own clocks (`outside_ms`)."""
+    loading_s: Mapping[str, float] = field(default_factory=dict)
+    """What the engines say their weights took."""
+    first: bool = False
+    """The cell is the first one after the bring-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,8 @@ class Seen:
     router_before: Snapshot | Unknown | None = None
     router_after: Snapshot | Unknown | None = None
     """The router's own page; None where it has none."""
+    midway: Mapping[str, Snapshot | Unknown] | None = None
+    """Pages from the middle of the cell; None where nobody looked then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,8 @@ class CellEvidence:
     role_counts: RoleCounts | None
     """From the access logs; None where engines do not write them."""
     drained_in_s: float | None
+    naming: Naming = field(default_factory=Naming)
+    """Which fault is behind all that, as far as the cell shows it by itself."""
     router_ms: float | None = None
     http_ms: float | None = None
     problems: tuple[str, ...] = ()
@@ -116,7 +124,7 @@ class CellEvidence:
         return self.ttft_split if isinstance(self.ttft_split, TtftSplit) else None
 
     def details(self) -> dict[str, Any]:
-        """Everything but the split as plain data without NaN, for the cell's file."""
+        """Everything but the split and the naming as plain data without NaN, for the cell's file."""
         split = self.split
         return {
             "evidence": self.evidence.to_json(),
@@ -177,6 +185,14 @@ def judge_cell(watched: Watched, seen: Seen, records: CellRecords) -> CellEviden
         kv_errors=errors,
         role_counts=_role_counts(watched, engine_lines, len(requests)) if pd else None,
         drained_in_s=seen.drain.waited_s,
+        naming=name_faults(
+            evidence,
+            requests,
+            [seen.before, *([seen.midway] if seen.midway else []), after],
+            watched.roles,
+            watched.loading_s,
+            first=watched.first,
+        ),
         router_ms=watched.router_ms,
         http_ms=watched.http_ms,
     )
@@ -194,36 +210,6 @@ def merged_ms(request: RequestRecord) -> float:
     together = sum(stamp == stamps[0] for stamp in stamps)
     rest = len(stamps) - together
     return (together - 1) * (stamps[-1] - stamps[0]) / rest / MS if rest else 0.0
-
-
-def outside_ms(
-    watched: Watched,
-    before: Mapping[str, Snapshot | Unknown],
-    after: Mapping[str, Snapshot | Unknown],
-    direct_mean_ms: float,
-) -> float | None:
-    """Part of a request's time that no engine accounts for: client's mean less the engines' own over the same requests.
-
-    `direct_mean_ms` is of requests past the router. Sequential roles add up (vLLM); where both get the request at
-    once (SGLang), decode's time holds prefill's. None where an engine does not time its requests.
-    """
-    means: dict[Role, float] = {}
-    for role in set(watched.roles.values()):
-        count = total = 0.0
-        for name in (name for name, own in watched.roles.items() if own is role):
-            first, last = before.get(name), after.get(name)
-            if not isinstance(first, Snapshot) or not isinstance(last, Snapshot):
-                return None
-            seen = observations(first, last, Quantity.E2E_SECONDS)
-            if isinstance(seen, Unknown):
-                return None
-            count, total = count + seen.count, total + seen.total
-        if count <= 0:
-            return None
-        means[role] = total / count * 1000.0
-    engines = {engine_of(page) for page in after.values() if isinstance(page, Snapshot)}
-    inside = means[Role.DECODE] if engines == {"sglang"} and Role.DECODE in means else sum(means.values())
-    return direct_mean_ms - inside
 
 
 def expected_of(records: CellRecords, block: int | None = None) -> Expected:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from pytest_pdperf.measure.records import CellRecords
@@ -15,6 +15,7 @@ from .cell_evidence import CellEvidence, Seen, Watched, judge_cell
 from .drain import Drain, wait_drained
 from .exposition import Snapshot, Unknown
 from .gpu_trace import GpuSampler
+from .loading import loading_s
 from .log_window import LogWindow
 from .scrape import scrape
 from .transport import LinkBytes, LogTransport, read_links, read_transport_log
@@ -25,6 +26,8 @@ SETTLE_TIMEOUT_S = 3.0
 """Before a cell: counters of whatever ran last must stand still, or its requests would be counted as this cell's."""
 SAMPLE_PERIOD_S = 1.0
 PAGE_TIMEOUT_S = 10.0
+MIDWAY_TIMEOUT_S = 1.0
+"""A look inside a cell keeps nobody waiting: an engine that is slower to answer has none."""
 
 Drainer = Callable[[Mapping[str, str], float, Mapping[str, Snapshot | Unknown] | None], Drain]
 
@@ -33,6 +36,10 @@ def _drain(
     urls: Mapping[str, str], timeout_s: float, before: Mapping[str, Snapshot | Unknown] | None
 ) -> Drain:
     return wait_drained(urls, timeout_s, before=before, poll_s=DRAIN_POLL_S, scrape_timeout_s=PAGE_TIMEOUT_S)
+
+
+def _look(urls: Mapping[str, str]) -> Mapping[str, Snapshot | Unknown]:
+    return scrape(urls, MIDWAY_TIMEOUT_S)
 
 
 def _page(url: str) -> Snapshot | Unknown:
@@ -49,6 +56,7 @@ class Instruments:
         default=lambda uuids: GpuSampler(uuids, period_s=SAMPLE_PERIOD_S, clock=time.time)
     )
     page: Callable[[str], Snapshot | Unknown] = _page
+    look: Callable[[Mapping[str, str]], Mapping[str, Snapshot | Unknown]] = _look
 
 
 class TransportLog:
@@ -83,19 +91,23 @@ class StackWatch:
     """Watches one stack from cell to cell. One a bring-up: a new stack has new logs and counters."""
 
     def __init__(self, watched: Watched, instruments: Instruments | None = None) -> None:
-        self.watched = watched
+        logs = {name: watched.logs[name] for name in watched.roles if name in watched.logs}
+        loading = {name: took for name, log in logs.items() if (took := loading_s(log)) is not None}
+        self.watched = replace(watched, loading_s=loading, first=True)
         self._instruments = instruments or Instruments()
         self._transport = TransportLog(watched)
 
     def cell(self) -> CellWindow:
         """The window of the next cell; it opens on `with`."""
-        return CellWindow(self.watched, self._instruments, self._transport)
+        watched, self.watched = self.watched, replace(self.watched, first=False)
+        return CellWindow(watched, self._instruments, self._transport)
 
 
 class CellWindow:
     """One cell: `with watch.cell() as window: records = ...; seen = window.judge(records)`.
 
-    Costs two or three scrapes on either side of the cell and, with GPUs, one driver query a second meanwhile.
+    Costs two or three scrapes on either side of the cell, one in its middle where `midway` is called and, with GPUs,
+    one driver query a second meanwhile.
     Leaving the block ends the sampler thread, also after an exception.
     """
 
@@ -104,6 +116,7 @@ class CellWindow:
         self._instruments = instruments
         self._transport = transport
         self._exits = ExitStack()
+        self._midway: Mapping[str, Snapshot | Unknown] | None = None
 
     def __enter__(self) -> CellWindow:
         watched, look = self._watched, self._instruments
@@ -118,6 +131,11 @@ class CellWindow:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._exits.close()
+
+    def midway(self) -> None:
+        """Half of the cell is over: what becomes slower in it is told from what was slow all along. Looks once."""
+        if self._midway is None:
+            self._midway = self._instruments.look(self._watched.urls)
 
     def judge(self, records: CellRecords) -> CellEvidence:
         """Wait until the engines are idle again and judge what was seen. Call it once, inside the block."""
@@ -136,5 +154,6 @@ class CellWindow:
             failed_looks=self._sampler.failures if self._sampler is not None else 0,
             router_before=self._router,
             router_after=look.page(watched.router_page) if watched.router_page else None,
+            midway=self._midway,
         )
         return judge_cell(watched, seen, records)

@@ -67,7 +67,7 @@ def _banner(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def verdict_lines(grid: Grid) -> Iterator[str]:
-    """Cells per verdict, and what the gate said of those that are no PASS."""
+    """Cells per verdict, what the gate said of those that are no PASS, and what was noticed in others."""
     outcomes = [
         outcome for row in grid.rows for _, outcome in row.outcomes() if outcome.engine != "published"
     ]
@@ -81,9 +81,7 @@ def verdict_lines(grid: Grid) -> Iterator[str]:
     for verdict, count in counts.items():
         yield f"- {SYMBOLS.get(verdict, '·')} {escape(verdict) or 'not judged'}: {count} ({meaning(verdict)})"
     yield ""
-    told = [
-        o for o in outcomes if o.verdict not in ("", "PASS", "NO_BASELINE") and (o.rows or o.result.invalid)
-    ]
+    told = [o for o in outcomes if o.verdict not in ("", "NO_BASELINE") and (o.rows or o.result.invalid)]
     for outcome in told:
         yield f"{escape(outcome.topology)}, {escape(outcome.result.cell)}:"
         yield ""

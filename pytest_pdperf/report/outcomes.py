@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from pytest_pdperf.evidence.naming import Naming
 from pytest_pdperf.evidence.ttft_split import TtftSplit
 from pytest_pdperf.gate.verdict import Verdict, VerdictRow
 from pytest_pdperf.measure.cell_result import CellResult
@@ -40,6 +41,8 @@ class CellOutcome:
     """Every metric that the gate held against the baseline, as data; empty in files that do not have it."""
     ttft_split: TtftSplit | None = None
     """Stages of the mean TTFT, where the engines' histograms gave them."""
+    naming: Naming | None = None
+    """Which fault is behind what was seen; None in files that do not have it, which is not "none was found"."""
     details: dict[str, Any] = field(default_factory=dict)
     """The rest of the server side as plain data (`evidence.cell_evidence`), and `mixed` for mixed workloads."""
 
@@ -59,6 +62,7 @@ class CellOutcome:
             "evidence_reasons": list(self.evidence_reasons),
             "judged": [asdict(row) for row in self.judged],
             "ttft_split": self.ttft_split.to_json() if self.ttft_split else None,
+            "naming": self.naming.to_json() if self.naming else None,
             "details": self.details,
             "result": self.result.to_json(),
         }
@@ -81,6 +85,7 @@ class CellOutcome:
             evidence_reasons=tuple(data["evidence_reasons"]),
             judged=tuple(_row(row) for row in data.get("judged", ())),
             ttft_split=TtftSplit.from_json(data["ttft_split"]) if data.get("ttft_split") else None,
+            naming=Naming.from_json(data["naming"]) if data.get("naming") else None,
             details=dict(data.get("details") or {}),
             result=CellResult.from_json(data["result"]),
         )

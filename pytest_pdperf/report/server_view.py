@@ -174,12 +174,25 @@ LOOKS: tuple[Look, ...] = (
 
 def server_rows(outcomes: Sequence[CellOutcome | None]) -> list[tuple[str, str, tuple[str, ...]]]:
     """(label, definition, text for each outcome) of every row that at least one of them knows; None is no outcome."""
-    rows = []
+    rows = [row for row in [_faults(outcomes)] if any(row[2])]
     for look in LOOKS:
         texts = tuple(_safely(look, outcome) for outcome in outcomes)
         if any(texts):
             rows.append((look.label, look.definition, texts))
     return rows
+
+
+def _faults(outcomes: Sequence[CellOutcome | None]) -> tuple[str, str, tuple[str, ...]]:
+    texts = []
+    for one in outcomes:
+        naming = one.naming if one is not None else None
+        named = [finding.line for finding in naming.findings] if naming else []
+        holes = [f"unknown: {text}" for text in naming.unknown] if naming else []
+        texts.append("; ".join(named + holes) or ("none seen" if naming else ""))
+    what = (
+        "faults that the engines' counters and speeds and the answers show, against the baseline's launches"
+    )
+    return "faults", what, tuple(texts)
 
 
 def _safely(look: Look, outcome: CellOutcome | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from pytest_pdperf import __version__
+from pytest_pdperf.evidence.naming import Naming
 from pytest_pdperf.gate.verdict import VERDICTS, Verdict, VerdictRow, blocks
 from pytest_pdperf.measure.cell_result import MetricValue
 from pytest_pdperf.measure.table import METRICS
@@ -106,8 +107,20 @@ def _cell(outcome: CellOutcome, require_baseline: bool) -> dict[str, Any]:
         "ok": result.ok,
         "invalid": list(result.invalid),
         "rows": list(outcome.rows),
+        "naming": _naming(outcome.naming),
         "definitions": result.definitions,
         "metrics": {name: _metric(name, value, judged.get(name)) for name, value in result.metrics.items()},
+    }
+
+
+def _naming(naming: Naming | None) -> dict[str, Any] | None:
+    if naming is None:
+        return None
+    return {
+        "findings": [
+            {"fault": one.fault.value, "where": one.where, "line": one.line} for one in naming.findings
+        ],
+        "unknown": list(naming.unknown),
     }
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from pytest_pdperf.evidence.ttft_split import STAGES, TtftSplit, moved_stage
 from pytest_pdperf.gate.baseline import significant
-from pytest_pdperf.gate.verdict import CellVerdict, Verdict
 
 from .outcomes import CellOutcome
+from .usual_speed import speeds_of
 
 KEY = "ttft_split"
 """Name under which a launch's stages lie in `gate.baseline.Launch.environment`."""
 
-_TOLD = frozenset({Verdict.SUSPECT, Verdict.FAIL, Verdict.INCONCLUSIVE})
 _MARK = "TTFT stages: "
 
 
@@ -38,8 +37,8 @@ def from_text(text: str) -> TtftSplit | None:
 
 
 def circumstances(outcome: CellOutcome) -> dict[str, str]:
-    """What a stored launch should remember of one cell beside its numbers: TTFT stages, transport, GPU clocks."""
-    found: dict[str, str] = {}
+    """What a stored launch should remember of a cell beside its numbers: TTFT stages, speeds, transport, GPU clocks."""
+    found = speeds_of(outcome.naming) if outcome.naming else {}
     if outcome.ttft_split is not None:
         found[KEY] = to_text(outcome.ttft_split)
     transport = outcome.details.get("transport")
@@ -71,37 +70,34 @@ def usual_split(environments: Iterable[Mapping[str, str]]) -> TtftSplit | None:
     return TtftSplit(measured, stages, measured - sum(ms for ms in stages.values() if ms is not None))
 
 
-def explain(now: TtftSplit | None, baseline: TtftSplit | None) -> str:
-    """Which stage to look at: the one that moved against the baseline, else the one that takes longest."""
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The stage of TTFT to look at, and what is said of it."""
+
+    name: str
+    """Of `STAGES`; empty where none is known or none moved."""
+    words: str
+
+
+def stage_to_blame(now: TtftSplit | None, baseline: TtftSplit | None) -> Stage:
+    """The stage that moved against the baseline, else the one that takes longest."""
     if now is None:
-        return f"{_MARK}not known"
+        return Stage("", f"{_MARK}not known")
     if baseline is None:
         stage = now.largest
         if stage is None:
-            return f"{_MARK}not known"
+            return Stage("", f"{_MARK}not known")
         ms = now.stages[stage] or 0.0
         share = f", {ms / now.measured_ms:.0%}" if now.measured_ms > 0 else ""
-        return (
-            f"{_MARK}the baseline stored none; longest now is {_words(stage)} ({ms:.1f} of "
-            f"{now.measured_ms:.1f} ms mean{share})"
-        )
+        longest = f"longest now is {_words(stage)} ({ms:.1f} of {now.measured_ms:.1f} ms mean{share})"
+        return Stage(stage, f"{_MARK}the baseline stored none; {longest}")
     move = moved_stage(baseline, now)
     whole = f"mean {baseline.measured_ms:.1f} -> {now.measured_ms:.1f} ms"
     if move.stage == "none":
-        return f"{_MARK}{whole}, no stage moved"
+        return Stage("", f"{_MARK}{whole}, no stage moved")
     share = f", {move.share:.0%} of the change" if move.share is not None else ""
-    return f"{_MARK}{_words(move.stage)} moved by {move.change_ms:+.1f} ms{share} ({whole})"
-
-
-def with_stage(verdict: CellVerdict, text: str) -> CellVerdict:
-    """The same verdict; its TTFT rows that need attention end with `text`. Doing it twice changes nothing."""
-    rows = tuple(
-        replace(row, note="; ".join(part for part in (row.note, text) if part))
-        if row.verdict in _TOLD and "ttft_ms" in row.metric and _MARK not in row.note
-        else row
-        for row in verdict.rows
-    )
-    return replace(verdict, rows=rows)
+    words = f"{_MARK}{_words(move.stage)} moved by {move.change_ms:+.1f} ms{share} ({whole})"
+    return Stage(move.stage if move.stage in STAGES else "", words)
 
 
 def _words(stage: str) -> str:

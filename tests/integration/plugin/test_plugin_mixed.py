@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -157,9 +158,25 @@ def test_a_slower_first_token_names_the_stage_that_moved(project: pytest.Pyteste
     arguments = ["test_fixed_shapes.py", "--topology", "pair", "--confirm", "never"]
     assert run(project, *arguments, "--update-baselines=create").ret == 0
     (stored,) = project.path.glob("baselines/**/pair.json")
-    assert "ttft_split" in stored.read_text()
+    (launch,) = next(iter(json.loads(stored.read_text())["cells"].values()))[0]["launches"]
+    assert "ttft_split" in launch["environment"]
+    speeds = json.loads(launch["environment"]["speeds"])
+    assert {name: len(windows) for name, windows in speeds.items()} == {"prefill-0": 3, "decode-0": 3}
+    assert speeds["decode-0"][0].keys() == {"step_s", "link_rate"}
     slow = run(project, *arguments, "--sim-fault", "prefill.prefill=2")
     assert slow.ret == pytest.ExitCode.TESTS_FAILED
     slow.stdout.re_match_lines(
-        [r".*FAIL.*ttft_ms_p50.*TTFT stages: prefill moved by \+\d+\.\d ms.*of the change.*"]
+        [
+            r".*FAIL.*ttft_ms_p50.*TTFT stages: prefill moved by \+\d+\.\d ms.*of the change.*"
+            r"; cause: prefill slowed \(prefill-0\): \d+.* ms a prompt against \d+.* ms a prompt in the baseline.*"
+        ]
     )
+    slow = run(project, *arguments, "--sim-fault", "prefill.link=0.1")
+    assert slow.ret == pytest.ExitCode.TESTS_FAILED
+    slow.stdout.re_match_lines(
+        [
+            r".*FAIL.*ttft_ms_p50.*TTFT stages: transfer moved by \+\d+\.\d ms.*of the change.*"
+            r"; cause: KV transfer slowed \(decode-0\): \d.* [kMG]B/s against \d.* [MG]B/s in the baseline.*"
+        ]
+    )
+    assert not re.search("cause: .*(decode|prefill) slowed", slow.stdout.str())

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_pdperf.report.outcomes import load
+from pytest_pdperf.evidence.naming import Fault
+from pytest_pdperf.report.outcomes import CellOutcome, load
 from tests.integration.plugin_runs import measured_run
 
 SUITE = """
@@ -94,6 +95,14 @@ def only_run(project: pytest.Pytester) -> Path:
     return folders[0]
 
 
+def newest_cell(project: pytest.Pytester) -> CellOutcome:
+    """The one cell of the latest run."""
+    newest = max((project.path / "pdperf-results").iterdir(), key=lambda path: path.stat().st_mtime)
+    (outcome,), problems = load(newest / "cells")
+    assert problems == []
+    return outcome
+
+
 def test_a_slower_decode_fails_is_accepted_with_a_reason_and_passes_again(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +123,10 @@ def test_a_slower_decode_fails_is_accepted_with_a_reason_and_passes_again(
     same = run(project, "--require-baseline=yes")
     assert same.ret == 0
     same.stdout.fnmatch_lines(["*SIMULATED*", "*verdicts: 1 *"])
+    assert "cause: " not in same.stdout.str() and "noticed: " not in same.stdout.str()
+    healthy = newest_cell(project)
+    assert healthy.naming is not None and healthy.naming.speeds["server-0"][0].step_s
+    assert (healthy.naming.findings, healthy.naming.unknown) == ((), ()), "compared, and nothing named"
 
     slow = ("--sim-fault", "decode_step=1.15")
     failed = run(project, *slow)
@@ -121,7 +134,8 @@ def test_a_slower_decode_fails_is_accepted_with_a_reason_and_passes_again(
     failed.stdout.fnmatch_lines(
         [
             "*suspect series in 1 cells: no reference build, so two more launches, unpaired*",
-            "*FAIL*tpot_ms_p50*ms vs * ms*worse*limit*B=1*confirmed by 2 more launches*",
+            "*FAIL*tpot_ms_p50*ms vs * ms*worse*limit*B=1*confirmed by 2 more launches*"
+            "cause: decode slowed (server-0): * ms a token against * ms a token in the baseline*",
             "*re-run just this cell:*",
             "*pytest*test_perf.py::*--sim-fault=*",
         ]
@@ -186,6 +200,7 @@ def test_a_role_that_dies_fails_its_cell_with_the_reason_and_leaves_nothing(proj
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*server-0*"])
     assert "RoleDied" in result.stdout.str()
+    result.stdout.fnmatch_lines(["*cause: process died (server-0): *"])
     assert started_by(only_run(project)) == []
 
 
@@ -200,6 +215,38 @@ def test_recomputed_prompts_are_invalid_however_fast_they_are(project: pytest.Py
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*INVALID*", "*evidence: *"])
     assert "recomputed" in result.stdout.str() or "bypassed" in result.stdout.str()
+    cause = "cause: decode computed prompts itself although prefill had (decode-0): 832 prompt tokens"
+    result.stdout.fnmatch_lines([f"*{cause} computed on decode*"])
+    naming = newest_cell(project).naming
+    assert naming is not None and [one.fault for one in naming.findings] == [Fault.RECOMPUTED]
+    run_folder = only_run(project)
+    assert cause in (run_folder / "report.md").read_text()
+    assert cause in (run_folder / "report.html").read_text()
+    (summary,) = json.loads((run_folder / "summary.json").read_text())["cells"]
+    assert [one["fault"] for one in summary["naming"]["findings"]] == ["recomputed"]
+
+
+PAST_PREFILL = """
+from dataclasses import replace
+
+import pytest
+
+@pytest.mark.pdperf_cells("single")
+def test_cell(pdperf, stack, measure, gate, monkeypatch):
+    straight = replace(pdperf.bench._target(), url=stack.role_urls["decode-0"])
+    monkeypatch.setattr(pdperf.bench, "_target", lambda: straight)
+    gate.check(measure())
+"""
+
+
+def test_requests_that_go_straight_to_decode_are_named_as_that(project: pytest.Pytester) -> None:
+    project.makepyfile(test_perf=PAST_PREFILL)
+    result = run(project, topology="pair")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    past = "prompts went past prefill (prefill): 13 of 13 requests never reached it"
+    cause = f"cause: {past}; decode-0 computed 832 prompt tokens"
+    result.stdout.fnmatch_lines(["*INVALID*bypassed*", cause, f"pair-in64-out48-c2: {cause}"])
+    assert result.stdout.str().count("cause: ") == 2, "once in the failure, once in the summary"
 
 
 def test_an_engine_that_dies_while_loading_shows_its_cause(project: pytest.Pytester) -> None:

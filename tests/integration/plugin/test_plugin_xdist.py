@@ -113,6 +113,7 @@ def test_two_workers_measure_and_one_decides(project: pytest.Pytester) -> None:
     properties = {one.attrib["name"]: one.attrib["value"] for one in failed.iter("property")}
     assert properties["pdperf_verdict"] == "FAIL"
     assert float(properties["tpot_ms_p50"]) > 0
+    assert properties["pdperf_cause"].startswith("decode slowed (server-0): ")
 
     again = run(project, "--lf", "--collect-only", "-q")
     assert "[one-in64-out16-c2]" in again.stdout.str()

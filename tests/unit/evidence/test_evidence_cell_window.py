@@ -18,12 +18,12 @@ from pytest_pdperf.evidence.cell_evidence import (
     adds_up,
     judge_cell,
     merged_ms,
-    outside_ms,
 )
 from pytest_pdperf.evidence.cell_window import CellWindow, Instruments, StackWatch, TransportLog
 from pytest_pdperf.evidence.drain import Drain
 from pytest_pdperf.evidence.exposition import Snapshot, Unknown, parse_exposition
 from pytest_pdperf.evidence.gpu_trace import GpuSampler, Look
+from pytest_pdperf.evidence.outside import outside_ms
 from pytest_pdperf.evidence.record import Status
 from pytest_pdperf.evidence.transport import LinkBytes, LogTransport
 from pytest_pdperf.gpus.nvml import GpuSample
@@ -277,6 +277,10 @@ class Bench:
         )
         return self.samplers[-1]
 
+    def look(self, urls: Mapping[str, str]) -> Pages:
+        self.calls.append("midway")
+        return AFTER
+
     def watch(self, folder: Path, uuids: tuple[str, ...] = ()) -> StackWatch:
         watched = replace(
             WATCHED,
@@ -284,7 +288,7 @@ class Bench:
             asked="rdma",
             logs={name: folder / f"{name}.log" for name in (*ROLES, "router")},
         )
-        return StackWatch(watched, Instruments(self.drain, self.links, self.sampler))
+        return StackWatch(watched, Instruments(self.drain, self.links, self.sampler, look=self.look))
 
 
 def write(path: Path, *lines: str) -> None:
@@ -312,6 +316,37 @@ def test_a_window_reads_lanes_from_the_whole_launch_and_errors_from_its_own_time
         again = window.judge(records())
     assert again.kv_errors.by_request == {}
     assert again.transport == found.transport
+
+
+def test_a_look_in_the_middle_is_taken_once_and_halves_the_speeds(tmp_path: Path) -> None:
+    bench = Bench()
+    watch = bench.watch(tmp_path)
+    with watch.cell() as window:
+        window.midway()
+        window.midway()
+        found = window.judge(records())
+    assert bench.calls == ["before", "links", "midway", "links", "after"]
+    whole, first, second = found.naming.speeds["decode-0"]
+    assert whole == first and whole.link_rate, "all of the recorded work lies before the look"
+    assert second.link_rate is None
+    with watch.cell() as window:
+        assert len(window.judge(records()).naming.speeds["decode-0"]) == 1
+
+
+def test_how_long_loading_took_is_read_from_the_logs_and_belongs_to_the_first_cell(tmp_path: Path) -> None:
+    write(
+        tmp_path / "decode-0.log",
+        "Loading weights took 2.50 seconds",
+        "more",
+        "Loading weights took 3.25 seconds",
+    )
+    watch = Bench().watch(tmp_path)
+    seen = []
+    for _ in range(2):
+        with watch.cell() as window:
+            naming = window.judge(records()).naming
+        seen.append((dict(naming.loading_s), naming.first))
+    assert seen == [({"decode-0": 3.25}, True), ({"decode-0": 3.25}, False)]
 
 
 def test_the_sampler_ends_with_the_window_also_when_the_cell_breaks(tmp_path: Path) -> None:

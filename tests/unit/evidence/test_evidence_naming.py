@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from pytest_pdperf.errors import RoleDied
 from pytest_pdperf.evidence.drain import busy_reason
 from pytest_pdperf.evidence.exposition import Snapshot, Unknown, parse_exposition
-from pytest_pdperf.evidence.naming import Fault, Pages, Speed, name_faults, speeds
+from pytest_pdperf.evidence.naming import WORDS, Fault, Naming, against, damaged, died, name_faults
 from pytest_pdperf.evidence.record import Expected
 from pytest_pdperf.evidence.record import Status as Status_
+from pytest_pdperf.evidence.speeds import Level, Pages, Speed, Usual, speeds, windows
 from pytest_pdperf.evidence.verdict import judge_evidence
 from pytest_pdperf.measure.records import RequestRecord, Status
 from pytest_pdperf.spec.topology import Role
 
 ROLES = {"prefill-0": Role.PREFILL, "decode-0": Role.DECODE}
-USUAL = {"prefill-0": Speed(prefill_s=0.010), "decode-0": Speed(step_s=0.005, link_rate=1e9)}
+USUAL = Usual(
+    {
+        "prefill-0": ({"prefill_s": Level(0.010, 1.1, 1.03)},) * 3,
+        "decode-0": ({"step_s": Level(0.005, 1.1, 1.03), "link_rate": Level(1e9, 1.1, 1.03)},) * 3,
+    },
+    {"decode-0": Level(1.0, 1.1, 1.05)},
+)
 
 
 def page(n: int, **changed: float) -> Snapshot:
@@ -65,22 +74,20 @@ def pages(
 GOOD = RequestRecord("main", 0, False, Status.OK, 100, 10, 0, prompt_tokens=100, completion_tokens=10)
 
 
-def named(
-    *looks: Pages, ended: Status = Status.OK, greedy_equal: bool | None = True, **more: object
-) -> list[tuple[Fault, str]]:
+def seen(*looks: Pages, ended: Status = Status.OK, loading_s: float | None = None) -> Naming:
+    """What a cell of six requests shows, not yet held against anything."""
     evidence = judge_evidence("pd", looks[0], looks[-1], Expected(6, 600, 60), ROLES)
     records = [replace(GOOD, status=ended if index == 0 else Status.OK) for index in range(6)]
-    found = name_faults(
-        evidence,
-        records,
-        looks,
-        ROLES,
-        usual=USUAL,
-        greedy_equal=greedy_equal,
-        **more,  # type: ignore[arg-type]
-    )
-    assert all(accusation.because for accusation in found)
-    return [(accusation.fault, accusation.where) for accusation in found]
+    loading = {} if loading_s is None else {"decode-0": loading_s}
+    return name_faults(evidence, records, looks, ROLES, loading, first=True)
+
+
+def named(
+    *looks: Pages, ended: Status = Status.OK, suspected: tuple[str, ...] = ()
+) -> list[tuple[Fault, str]]:
+    found = against(seen(*looks, ended=ended), USUAL, suspected).findings
+    assert all(one.because and WORDS[one.fault] in one.line and one.where in one.line for one in found)
+    return [(one.fault, one.where) for one in found]
 
 
 START, MIDDLE, END = pages(0), pages(3), pages(6)
@@ -88,7 +95,10 @@ START, MIDDLE, END = pages(0), pages(3), pages(6)
 
 def test_a_healthy_stack_names_nobody() -> None:
     assert named(START, MIDDLE, END) == []
-    assert named(START, END, greedy_equal=None) == []
+    assert named(START, END) == []
+    healthy = against(seen(START, MIDDLE, END), USUAL)
+    assert (healthy.findings, healthy.unknown) == ((), ())
+    assert all(len(rows) == 3 for rows in healthy.speeds.values()), "the whole and two halves"
 
 
 @pytest.mark.parametrize(
@@ -138,29 +148,107 @@ def test_what_only_clients_see_is_named() -> None:
     assert named(START, failed, ended=Status.ERROR_IN_STREAM) == [(Fault.ERROR_IN_STREAM, "decode-0")]
     assert named(START, END, ended=Status.ERROR_IN_STREAM) == [(Fault.ERROR_IN_STREAM, "decode")]
     assert named(START, END, ended=Status.SHORT) == [(Fault.SHORT_OUTPUT, "decode-0")]
-    assert named(START, END, greedy_equal=False) == [(Fault.CORRUPT, "decode")]
+    assert (damaged().fault, damaged().where) == (Fault.CORRUPT, "decode")
     broken = pages(6, decode={"nixl_num_failed_transfers_total": 1})
     assert named(START, broken, ended=Status.ERROR_IN_STREAM) == [(Fault.TRANSFER_FAILED, "decode-0")]
 
 
-def test_a_death_explains_everything_else() -> None:
+def test_a_death_is_named_by_who_died_and_a_dark_page_accuses_nobody() -> None:
+    line = died(RoleDied("decode-0", "killed by SIGKILL", "log tail")).line
+    assert line == "process died (decode-0): killed by SIGKILL"
     dark: Pages = {"prefill-0": END["prefill-0"], "decode-0": Unknown("connection refused")}
-    found = named(START, dark, ended=Status.SHORT, greedy_equal=None, deaths={"decode-0": "exit code 1"})
-    assert found == [(Fault.DIED, "decode-0")]
-    assert named(START, dark, greedy_equal=None) == [], "a dark page alone accuses nobody"
+    found = against(seen(START, dark), USUAL)
+    assert found.findings == ()
+    assert found.unknown == (
+        "decode-0: no page after the cell: connection refused",
+        "speeds: decode-0 did not tell them in this cell",
+    )
 
 
-def test_a_slow_start_is_measured_against_the_usual_one() -> None:
-    usual = {"decode-0": 1.0}
-    slow = [(Fault.SLOW_START, "decode-0")]
-    assert named(START, END, loading_s={"decode-0": 2.0}, usual_loading_s=usual) == slow
-    assert named(START, END, loading_s={"decode-0": 1.5}, usual_loading_s=usual) == []
-    assert named(START, END, loading_s={"decode-0": 9.0}) == [], "nothing to compare with"
+def test_a_slow_start_is_measured_against_the_usual_one_and_said_once() -> None:
+    def starts(found: Naming, usual: Usual = USUAL) -> list[str]:
+        return [one.line for one in against(found, usual).findings]
+
+    slow = seen(START, END, loading_s=2.0)
+    assert starts(slow) == ["loading slowed (decode-0): 2.0 s against 1.0 s in the baseline"]
+    assert starts(seen(START, END, loading_s=1.5)) == []
+    assert starts(slow, replace(USUAL, loading_s={})) == [], "nothing to compare with"
+    assert starts(replace(slow, first=False)) == [], "later cells of the bring-up have other troubles"
+
+
+def test_prompts_that_prefill_never_saw_went_past_it() -> None:
+    own = {"prompt_tokens_by_source_total__source='local_compute'": 600.0}
+    lost = {"prompt_tokens_by_source_total__source='external_kv_transfer'": -600.0}
+    idle = {"prefill-0": page(0), "decode-0": page(6, **own, **lost)}
+    (found,) = seen(START, idle).findings
+    assert found.line == (
+        "prompts went past prefill (prefill): 6 of 6 requests never reached it; "
+        "decode-0 computed 600 prompt tokens"
+    )
+    nowhere = {"prefill-0": page(0), "decode-0": page(6, **lost)}
+    assert seen(START, nowhere).findings[0].because == "6 of 6 requests never reached it"
+
+
+def test_slow_speeds_come_with_both_numbers() -> None:
+    slow = {"nixl_xfer_time_seconds_sum": 5.6, "inter_token_latency_seconds_sum": 0.135}
+    lines = [one.line for one in against(seen(START, pages(6, decode=slow)), USUAL).findings]
+    assert lines == [
+        "decode slowed (decode-0): 7.5 ms a token against 5 ms a token in the baseline",
+        "KV transfer slowed (decode-0): 96.8 MB/s against 1 GB/s in the baseline",
+    ]
+    late = pages(6, decode={"inter_token_latency_seconds_sum": 0.135})
+    (one,) = against(seen(START, MIDDLE, late), USUAL).findings
+    assert one.line == (
+        "slower from the middle of the cell on (decode-0): 10 ms a token against 5 ms a token in the baseline "
+        "at the end of the cell, as usual at its start"
+    )
+
+
+def test_where_a_metric_is_worse_already_less_is_enough_and_only_for_what_is_behind_it() -> None:
+    slow = pages(6, decode={"inter_token_latency_seconds_sum": 0.27 * 0.05})
+    assert named(START, slow) == []
+    assert named(START, slow, suspected=("link_rate",)) == []
+    assert named(START, slow, suspected=("step_s",)) == [(Fault.SLOW_DECODE, "decode-0")]
+
+
+def test_a_start_that_is_slow_by_itself_is_no_fault() -> None:
+    early = pages(3, decode={"inter_token_latency_seconds_sum": 0.2 * 0.135})
+    end = pages(6, decode={"inter_token_latency_seconds_sum": 0.2 * 0.135})
+    usual = replace(USUAL, speeds={"decode-0": ({"step_s": Level(0.005, 1.3, 1.2)},) * 3})
+    assert against(seen(START, early, end), usual).findings == ()
+
+
+def test_without_a_baseline_speeds_are_unknown_with_the_reason_and_the_rest_is_named() -> None:
+    slow = pages(6, decode={"nixl_xfer_time_seconds_sum": 0.2, "nixl_num_failed_transfers_total": 1})
+    found = against(seen(START, slow), Usual(why_not="there is no baseline to compare with"))
+    assert [one.fault for one in found.findings] == [Fault.TRANSFER_FAILED]
+    assert found.unknown == ("speeds: there is no baseline to compare with",)
+    later = against(found, USUAL)
+    assert [one.fault for one in later.findings] == [Fault.TRANSFER_FAILED, Fault.SLOW_LINK]
+    assert later.unknown == ()
+    assert against(later, USUAL) == later
+
+
+def test_a_naming_comes_back_from_its_file() -> None:
+    slow = pages(6, decode={"nixl_xfer_time_seconds_sum": 0.2})
+    found = against(seen(START, MIDDLE, slow, loading_s=2.0), USUAL)
+    assert found.findings
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert Naming.from_json(data) == found
+    with pytest.raises(ValueError, match="schema 2"):
+        Naming.from_json({**data, "schema": 2})
 
 
 def test_a_restart_has_no_speed() -> None:
     assert speeds(END, START, ROLES) == {"prefill-0": Speed(), "decode-0": Speed()}
     assert speeds(START, END, ROLES)["decode-0"].link_rate == pytest.approx(1e9)
+
+
+def test_a_look_in_the_middle_that_failed_leaves_the_whole() -> None:
+    dark: Pages = {"prefill-0": MIDDLE["prefill-0"], "decode-0": Unknown("too slow")}
+    found = windows([START, dark, END], ROLES)
+    assert len(found["prefill-0"]) == 3
+    assert found["decode-0"] == (speeds(START, END, ROLES)["decode-0"],)
 
 
 def renamed(found: Pages) -> Pages:
@@ -181,4 +269,5 @@ def test_renamed_metrics_are_unknown_with_reasons_and_no_zero_that_looks_like_he
     assert (evidence.transferred_tokens, evidence.recomputed_tokens, evidence.failed_transfers) == (None,) * 3
     assert not evidence.valid
     assert named(start, end) == [], "and nobody is accused for it"
+    assert seen(start, end).unknown[0].startswith("KV path: ")
     assert isinstance(busy_reason(end["decode-0"], start["decode-0"]), Unknown), "nor is it called idle"

@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from pytest_pdperf.evidence.naming import Fault, Finding, Naming
 from pytest_pdperf.gate.verdict import VERDICTS, Verdict
 from pytest_pdperf.report import ci
 from pytest_pdperf.report.ci import annotation_lines, step_summary, write_run_outputs
@@ -51,9 +52,11 @@ def test_every_verdict_makes_a_valid_summary(verdict: str) -> None:
     made = outcome(
         verdict=verdict, judged=(row,), ttft_ms_p50=110.0, tpot_ms_p50=None, output_tps=float("nan")
     )
+    made = replace(made, naming=Naming(tuple(Finding(fault, "decode-0", "x") for fault in Fault), ("y",)))
     data = summary_of(run(made, holes=(Hole("pd", 1, "c", "gone"),), changes=("a: 1 -> 2",), problems=("p",)))
     valid(json.loads(json.dumps(data)))
     assert data["counts"][verdict or "NOT_JUDGED"] == 1 and sum(data["counts"].values()) == 1
+    assert [one["fault"] for one in data["cells"][0]["naming"]["findings"]] == [*Fault]
     metrics = data["cells"][0]["metrics"]
     assert metrics["tpot_ms_p50"]["value"] is None and metrics["output_tps"]["value"] is None
     assert metrics["ttft_ms_p50"]["gate"]["limit"] == 0.1 and "gate" not in metrics["output_tps"]

@@ -32,6 +32,12 @@ def test_the_better_value_is_bold_in_either_direction(tmp_path: Path) -> None:
     assert second == ["1", "aggregated-3x", "**100.0**", "1,000", "64/64", "–", "PASS"]
 
 
+def test_what_was_noticed_in_a_cell_that_passed_is_told(tmp_path: Path) -> None:
+    made = (outcome(verdict="PASS", rows=("noticed: KV transfer slowed",)), outcome("in512-out256-c4"))
+    text = "\n".join(render([Run(name="r", folder=tmp_path, outcomes=made)]))
+    assert text.count("noticed: KV transfer slowed") == 1
+
+
 def test_concurrencies_rise_within_a_shape(tmp_path: Path) -> None:
     made = tuple(outcome(f"in512-out256-c{c}") for c in (16, 1, 4))
     lines = list(render([Run(name="r", folder=tmp_path, outcomes=made)]))

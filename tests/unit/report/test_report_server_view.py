@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_pdperf.evidence.naming import Fault, Finding, Naming
 from pytest_pdperf.report.html import write_html
 from pytest_pdperf.report.outcomes import save
 from pytest_pdperf.report.server_view import LOOKS, server_rows
@@ -63,6 +64,22 @@ def test_every_fact_is_told_with_its_unit() -> None:
         "GPUs": "0: 1,980 MHz, 400 W, 61 °C, throttled 25% of the time",
         "energy": "0.5 J a token",
     }
+
+
+def test_faults_come_first_and_a_healthy_cell_has_none() -> None:
+    finding = Finding(Fault.SLOW_LINK, "decode-0", "98 MB/s against 1.2 GB/s in the baseline")
+    cells = [
+        replace(outcome(), naming=naming)
+        for naming in (Naming((finding,)), Naming(), Naming(unknown=("speeds: no baseline",)), None)
+    ]
+    (row,) = server_rows(cells)
+    assert row[0] == "faults"
+    assert row[2] == (
+        "KV transfer slowed (decode-0): 98 MB/s against 1.2 GB/s in the baseline",
+        "none seen",
+        "unknown: speeds: no baseline",
+        "",
+    )
 
 
 def test_rows_that_nobody_knows_are_left_out_and_holes_stay_empty() -> None:

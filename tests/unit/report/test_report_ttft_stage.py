@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_pdperf.evidence.ttft_split import STAGES, TtftSplit
-from pytest_pdperf.gate.verdict import CellVerdict, Verdict, VerdictRow
-from pytest_pdperf.report.ttft_stage import explain, from_text, to_text, usual_split, with_stage
+from pytest_pdperf.report.ttft_stage import from_text, stage_to_blame, to_text, usual_split
 
 
 def split(**stages: float) -> TtftSplit:
@@ -41,35 +42,21 @@ def test_the_usual_split_is_the_mean_over_launches_that_stored_one() -> None:
 
 
 def test_the_stage_that_moved_is_named_not_the_longest() -> None:
-    text = explain(NEW, OLD)
+    text = stage_to_blame(NEW, OLD).words
+    assert stage_to_blame(NEW, OLD).name == "prefill_queue"
     assert "prefill queue moved by +40.0 ms" in text
     assert "98% of the change" in text
     assert "mean 33.1 -> 74.0 ms" in text
-    slower = explain(split(prefill_queue=5.0, prefill=20.0, transfer=18.0), OLD)
+    slower = stage_to_blame(split(prefill_queue=5.0, prefill=20.0, transfer=18.0), OLD).words
     assert "transfer moved by +10.0 ms" in slower
-    assert "no stage moved" in explain(OLD, OLD)
+    still = stage_to_blame(OLD, OLD)
+    assert "no stage moved" in still.words and not still.name
 
 
 def test_without_a_stored_split_it_says_so_and_names_the_longest() -> None:
-    text = explain(NEW, None)
+    text = stage_to_blame(NEW, None).words
     assert "the baseline stored none" in text
     assert "prefill queue (45.0 of 74.0 ms mean, 61%)" in text
-    assert explain(None, OLD).endswith("not known")
-
-
-def test_only_ttft_rows_that_need_attention_are_explained_and_only_once() -> None:
-    rows = tuple(
-        VerdictRow(metric, verdict, note="n")
-        for metric in ("ttft_ms_p50", "burst.ttft_ms_p95", "tpot_ms_p50")
-        for verdict in (Verdict.PASS, Verdict.FAIL, Verdict.SUSPECT)
-    )
-    once = with_stage(CellVerdict(rows, Verdict.FAIL), "TTFT stages: x")
-    told = [(row.metric, row.verdict) for row in once.rows if row.note == "n; TTFT stages: x"]
-    assert told == [
-        (metric, verdict)
-        for metric in ("ttft_ms_p50", "burst.ttft_ms_p95")
-        for verdict in (Verdict.FAIL, Verdict.SUSPECT)
-    ]
-    assert all(row.note == "n" for row in once.rows if (row.metric, row.verdict) not in told)
-    assert with_stage(once, "TTFT stages: x") == once
-    assert once.verdict is Verdict.FAIL
+    assert stage_to_blame(None, OLD).words.endswith("not known")
+    dark = replace(NEW, stages={**NEW.stages, "prefill_queue": None})
+    assert not stage_to_blame(dark, OLD).name, "what moved is not explained, which is no stage"
