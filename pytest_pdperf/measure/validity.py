@@ -154,7 +154,9 @@ def _counts(good: Sequence[RequestRecord]) -> list[str]:
         lines.append(f"{guessed} answers have no usage and no token ids: their events are counted as tokens")
     fewer = sum(tokens_of(r) < len(r.event_ns) for r in good)
     if fewer:
-        lines.append(f"{fewer} answers have more events with content than tokens by the server's count: one is wrong")
+        lines.append(
+            f"{fewer} answers have more events with content than tokens by the server's count: one is wrong"
+        )
     several = [tokens_of(r) / len(r.event_ns) for r in good if tokens_of(r) > len(r.event_ns) > 0]
     if several:
         lines.append(

@@ -14,7 +14,7 @@ from .pairs import TOKENS, _length, direct_request, prompt
 from .plan import LaunchPlan
 
 ROUNDS = 8
-"""Requests each way; the first of either opens connections and is not counted."""
+"""Requests each way; the first of either warms both ways and is not counted."""
 _FIRST_PROMPT = 5_000
 """Numbers of prompts that no warm-up used."""
 
@@ -49,6 +49,8 @@ def measure_router_overhead(
 
     Past the router means what it does itself: one engine when aggregated, both legs of a pair when disaggregated.
     `mark` is called right before the first counted request and after the last: the place to read counters.
+    Every request has a connection of its own: on a kept one, a client that delays its ACKs gets each answer of
+    sglang-router 40 ms late (Nagle's algorithm there), which no measured cell suffers, as the load client does not.
     The difference holds the router's own work and one more hop; where it is below the noise it may be negative.
     """
     if plan.router is None:
@@ -56,7 +58,7 @@ def measure_router_overhead(
     through: list[float] = []
     direct: list[float] = []
     try:
-        with client(timeout_s) as http:
+        with client(timeout_s, keep_alive=False) as http:
 
             def checked(what: str, request: Callable[[], Answer]) -> Answer:
                 answer = request()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import httpx
 import pytest
 
 from pytest_pdperf.spec.topology import Kind, Role
@@ -82,3 +85,38 @@ def test_a_failed_request_or_no_router_is_unknown_and_says_why(monkeypatch: pyte
     assert (found.added_ms, found.reason) == (None, "router: HTTP 500")
     world.plan.router = None
     assert world.measure().reason == "there is no router"
+
+
+class Counting(BaseHTTPRequestHandler):
+    """Keeps connections open, as routers do, and notes the one that each request came on."""
+
+    protocol_version = "HTTP/1.1"
+    connections: ClassVar[list[int]] = []
+
+    def do_POST(self) -> None:
+        self.connections.append(self.client_address[1])
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_every_request_has_a_connection_of_its_own_so_that_no_delayed_ack_is_counted_as_the_routers_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ask(http: httpx.Client, url: str, *rest: object, **more: object) -> Answer:
+        assert http.post(url).status_code == 200
+        return Answer()
+
+    world = World(monkeypatch, Kind.AGGREGATED, {})
+    monkeypatch.setattr(overhead, "ask", ask)
+    monkeypatch.setattr(Counting, "connections", [])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Counting) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        world.plan.url = world.plan.instances[0].url = f"http://127.0.0.1:{server.server_port}"
+        measure_router_overhead(world.plan, rounds=2)
+        server.shutdown()
+    assert len(Counting.connections) == 6
+    assert len(set(Counting.connections)) == 6
