@@ -116,13 +116,14 @@ def parse_exposition(
 
 def _part_of(text: str, only: Collection[str]) -> str:
     """Samples of these names and their types; the whole page where it has none of them."""
-    starts = (*only, *(f"# TYPE {name} " for name in only))
-    lines = [
-        line
-        for line in text.split("\n")
-        if line.startswith(starts) and (line[0] == "#" or re.split("[ {]", line, maxsplit=1)[0] in only)
-    ]
-    return "\n".join([*lines, ""]) if any(line[0] != "#" for line in lines) else text
+    lines = _lines_of(frozenset(only)).findall("\n" + text)
+    return "".join([*lines, "\n"])[1:] if any(line[1] != "#" for line in lines) else text
+
+
+@lru_cache(maxsize=16)
+def _lines_of(names: frozenset[str]) -> re.Pattern[str]:
+    """Lines about these names, each with the end of the line before, which is found far quicker than a line's start."""
+    return re.compile(rf"\n(?:# TYPE )?(?:{'|'.join(map(re.escape, sorted(names)))})(?=[ {{])[^\n]*")
 
 
 def _plain(text: str, scraped_at: float | None) -> Snapshot | None:

@@ -7,15 +7,12 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
-import httpx
-
 from pytest_pdperf.stack.access import LOOPBACK, Access
 
 from .exposition import MAX_PAGE_BYTES, Snapshot, Unknown, parse_exposition
+from .fetch import NoPage, Page
 
 Clock = Callable[[], float]
-
-_ACCEPT = {"Accept": "text/plain; version=0.0.4", "Accept-Encoding": "identity"}
 
 
 def metrics_url(base: str) -> str:
@@ -36,11 +33,13 @@ class Scraper:
         access: Access = LOOPBACK,
     ) -> None:
         """`urls` maps instance ids to base URLs; `access` lets the suite in where a key is asked for."""
-        self._urls = {name: metrics_url(base) for name, base in urls.items()}
+        self._pages = {
+            name: Page(metrics_url(base), access, max_bytes=max_bytes, clock=clock)
+            for name, base in urls.items()
+        }
         self._clock, self._max_bytes = clock, max_bytes
         count = max(1, min(32, len(urls)))
         self._pool = ThreadPoolExecutor(max_workers=count, thread_name_prefix="scrape")
-        self._http = access.client(redirects=True)
 
     def read(
         self, timeout_s: float = 5.0, *, only: Collection[str] | None = None
@@ -51,14 +50,15 @@ class Scraper:
         are left out. Never raises for what a server does.
         """
         pages = {
-            name: self._pool.submit(self._page, url, timeout_s, only) for name, url in self._urls.items()
+            name: self._pool.submit(self._page, page, timeout_s, only) for name, page in self._pages.items()
         }
         return {name: page.result() for name, page in pages.items()}
 
     def close(self) -> None:
         """Close connections and end threads."""
         self._pool.shutdown()
-        self._http.close()
+        for page in self._pages.values():
+            page.close()
 
     def __enter__(self) -> Scraper:
         return self
@@ -68,31 +68,13 @@ class Scraper:
     ) -> None:
         self.close()
 
-    def _page(self, url: str, timeout_s: float, only: Collection[str] | None) -> Snapshot | Unknown:
+    def _page(self, page: Page, timeout_s: float, only: Collection[str] | None) -> Snapshot | Unknown:
         try:
-            return self._fetch(url, timeout_s, only)
-        except httpx.TimeoutException as problem:
-            return Unknown(f"{url}: no complete page within {timeout_s:g} s ({type(problem).__name__})")
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as problem:
-            return Unknown(f"{url}: {type(problem).__name__}: {problem}")
-
-    def _fetch(self, url: str, timeout_s: float, only: Collection[str] | None) -> Snapshot | Unknown:
-        deadline = self._clock() + timeout_s
-        limit = self._max_bytes
-        with self._http.stream("GET", url, timeout=timeout_s, headers=_ACCEPT) as answer:
-            if answer.url.netloc != httpx.URL(url).netloc:
-                return Unknown(f"{url}: redirected to another server, {answer.url}")
-            if answer.status_code != 200:
-                return Unknown(f"{url}: HTTP {answer.status_code}")
-            body = bytearray()
-            for piece in answer.iter_bytes():
-                body += piece
-                if len(body) > limit:
-                    return Unknown(f"{url}: page is larger than {limit} bytes")
-                if self._clock() > deadline:
-                    return Unknown(f"{url}: no complete page within {timeout_s:g} s ({len(body)} bytes came)")
-        page = parse_exposition(bytes(body), scraped_at=self._clock(), max_bytes=limit, only=only)
-        return Unknown(f"{url}: {page.reason}") if isinstance(page, Unknown) else page
+            body = page.read(timeout_s)
+        except NoPage as problem:
+            return Unknown(str(problem))
+        found = parse_exposition(body, scraped_at=self._clock(), max_bytes=self._max_bytes, only=only)
+        return Unknown(f"{page.url}: {found.reason}") if isinstance(found, Unknown) else found
 
 
 def scrape(

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_pdperf.evidence.drain import wait_drained
 from pytest_pdperf.evidence.exposition import Snapshot, Unknown
-from pytest_pdperf.evidence.scrape import metrics_url, scrape
+from pytest_pdperf.evidence.scrape import Scraper, metrics_url, scrape
 
 PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
 
@@ -51,6 +51,16 @@ class Engine(BaseHTTPRequestHandler):
             self._head(200, Content_Length=str(len(PAGE) + 10))
             self.wfile.write(PAGE)
             self.close_connection = True
+        elif kind == "brief":
+            self._head(200, Content_Length=str(len(PAGE)))
+            self.wfile.write(PAGE)
+            self.close_connection = True
+        elif kind == "chunked":
+            self._head(200, Transfer_Encoding="chunked")
+            for piece in (PAGE[:7], PAGE[7:], b""):
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        elif kind == "loop":
+            self._head(302, Location=self.path, Content_Length="0")
         elif kind == "slow":
             self._head(200, Content_Length="1000")
             for _ in range(1000):
@@ -112,6 +122,18 @@ def test_pages_of_all_roles_come_back_under_their_ids(engine: str) -> None:
     assert scrape({}) == {}
 
 
+@pytest.mark.parametrize("path", ["/good", "/brief", "/chunked", "/moved"])
+def test_pages_are_read_again_whether_or_not_the_connection_stays(engine: str, path: str) -> None:
+    with Scraper({"a": engine + path}) as scraper:
+        pages = []
+        for _ in range(3):
+            pages.append(scraper.read(10.0)["a"])
+            time.sleep(0.05)
+    for page in pages:
+        assert isinstance(page, Snapshot), page
+        assert len(page.series) == 3
+
+
 def test_a_redirect_on_the_same_server_is_followed(engine: str) -> None:
     assert isinstance(scrape({"a": f"{engine}/moved"}, 5.0)["a"], Snapshot)
 
@@ -121,8 +143,9 @@ def test_a_redirect_on_the_same_server_is_followed(engine: str) -> None:
     [
         ("/nope", "HTTP 404"),
         ("/html", "not Prometheus text"),
-        ("/short", "RemoteProtocolError"),
+        ("/short", "IncompleteRead"),
         ("/huge", "larger than 8388608 bytes"),
+        ("/loop", "more than 3 redirects"),
     ],
 )
 def test_bad_answers_are_unknown_with_the_url(engine: str, path: str, words: str) -> None:
@@ -146,7 +169,7 @@ def test_one_dark_engine_does_not_hide_the_others(engine: str) -> None:
         port = closed.getsockname()[1]
     found = scrape({"a": engine, "b": f"http://127.0.0.1:{port}", "c": "http://127.0.0.1:notaport"}, 2.0)
     assert isinstance(found["a"], Snapshot)
-    for name, words in (("b", "ConnectError"), ("c", "InvalidURL")):
+    for name, words in (("b", "ConnectionRefusedError"), ("c", "InvalidURL")):
         page = found[name]
         assert isinstance(page, Unknown)
         assert words in page.reason
