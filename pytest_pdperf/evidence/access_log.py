@@ -64,9 +64,12 @@ def count_posts(lines: Iterable[str], *, skip: int = 0) -> Posts:
 class RoleCounts:
     """Whether every request went through both roles. `problems` invalidate, `notes` do not."""
 
-    status: Literal["pd", "decode_only", "mixed", "unknown"]
+    status: Literal["pd", "decode_only", "mixed", "aggregated", "unknown"]
     detail: str
     decode_imbalance: float | None
+    """Of the servers, where there is one role only."""
+    retries: int | None = None
+    """Requests that a role logged, failed ones included, beyond those that were sent; None where a log is missing."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -75,7 +78,8 @@ def judge_posts(posts: Mapping[str, Posts | None], roles: Mapping[str, Role], se
     """Judge the requests that each engine logged against `sent`, all of one cell and without its warm-up.
 
     A router that skips prefill for short or cached prompts makes `decode_only` or `mixed` cells: no PD
-    measurement. None is an engine without a log: the answer is `unknown`.
+    measurement. One that tries again makes more requests than were sent. None is an engine without a log: the
+    answer is `unknown`.
     """
     rows = {name: posts.get(name) for name in roles}
     dark = sorted(name for name, row in rows.items() if row is None)
@@ -84,19 +88,31 @@ def judge_posts(posts: Mapping[str, Posts | None], roles: Mapping[str, Role], se
             "unknown", f"no access log of {', '.join(dark)}" if dark else "nothing was sent", None
         )
     known = {name: row for name, row in rows.items() if row is not None}
-    prefill = sum(row.ok for name, row in known.items() if roles[name] is Role.PREFILL)
-    decode = [float(row.ok) for name, row in known.items() if roles[name] is Role.DECODE]
+    by_role = {
+        role: [row for name, row in known.items() if roles[name] is role]
+        for role in sorted({*roles.values()})
+    }
+    prefill = sum(row.ok for row in by_role.get(Role.PREFILL, ()))
+    front_role = Role.DECODE if Role.DECODE in by_role else Role.SERVER
+    front = [float(row.ok) for row in by_role.get(front_role, ())]
     problems = [f"{name}: {row.failed} failed requests" for name, row in known.items() if row.failed]
-    if sum(decode) != sent:
-        problems.append(f"decode answered {sum(decode):g} of {sent} requests")
-    skew = imbalance(decode)
-    notes = (f"decode imbalance {skew:.3g} > {IMBALANCE_LIMIT:g}",) if skew and skew > IMBALANCE_LIMIT else ()
+    retries = 0
+    for role, seen in by_role.items():
+        more = sum(row.ok + row.failed for row in seen) - sent
+        retries = max(retries, more)
+        if more > 0:
+            problems.append(f"{role.value} answered {more} more requests than were sent: retries")
+    if sum(front) < sent:
+        problems.append(f"{front_role.value} answered {sum(front):g} of {sent} requests")
+    skew = imbalance(front)
+    name = "server" if front_role is Role.SERVER else "decode"
+    notes = (f"{name} imbalance {skew:.3g} > {IMBALANCE_LIMIT:g}",) if skew and skew > IMBALANCE_LIMIT else ()
+    if front_role is Role.SERVER:
+        return RoleCounts("aggregated", f"{sum(front):g} of {sent}", skew, retries, tuple(problems), notes)
     if prefill == 0:
         problems.append("prefill answered no request: not a PD measurement")
-        return RoleCounts("decode_only", "not a PD measurement", skew, tuple(problems), notes)
+        return RoleCounts("decode_only", "not a PD measurement", skew, retries, tuple(problems), notes)
     if prefill < sent:
         problems.append(f"prefill answered {prefill} of {sent} requests")
-        return RoleCounts("mixed", f"mixed {prefill}/{sent}", skew, tuple(problems), notes)
-    if prefill > sent:
-        problems.append(f"prefill answered {prefill - sent} more requests than were sent: retries")
-    return RoleCounts("pd", f"{sent} of {sent}", skew, tuple(problems), notes)
+        return RoleCounts("mixed", f"mixed {prefill}/{sent}", skew, retries, tuple(problems), notes)
+    return RoleCounts("pd", f"{sent} of {sent}", skew, retries, tuple(problems), notes)

@@ -26,6 +26,7 @@ from .naming import Naming, name_faults
 from .path import whole_block_tail
 from .readings import block_tokens
 from .record import Evidence, Expected
+from .retries import router_retries, with_retries
 from .router_time import RouterTime, router_time
 from .transport import LinkBytes, LogTransport, TransportVerdict, judge_transport
 from .ttft_split import TtftSplit, split_ttft
@@ -172,6 +173,8 @@ def judge_cell(watched: Watched, seen: Seen, records: CellRecords) -> CellEviden
     errors = read_kv_errors(line for lines in engine_lines.values() for line in lines or ())
     gpus = summarise(row for row in seen.looks if row.uuid in watched.uuids)
     throttle = judge_throttle(gpus) if watched.uuids else None
+    counts = _role_counts(watched, engine_lines, len(requests))
+    evidence = with_retries(evidence, router_retries(seen.router_before, seen.router_after), counts)
     found = CellEvidence(
         evidence=evidence,
         ttft_split=split,
@@ -183,7 +186,7 @@ def judge_cell(watched: Watched, seen: Seen, records: CellRecords) -> CellEviden
         energy_per_output_token_j=_energy(seen.looks, watched.uuids, records),
         kv_log=kv_log,
         kv_errors=errors,
-        role_counts=_role_counts(watched, engine_lines, len(requests)) if pd else None,
+        role_counts=counts,
         drained_in_s=seen.drain.waited_s,
         naming=name_faults(
             evidence,

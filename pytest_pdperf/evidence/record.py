@@ -88,6 +88,8 @@ class Evidence:
     """As the engine counts: vLLM one for each rank and request, SGLang one for each request."""
     transfers_per_request: float | None = None
     transfer_bytes: float | None = None
+    bytes_per_request: float | None = None
+    """transfer_bytes over the requests, so over all ranks of a request."""
     transfer_seconds: float | None = None
     """Sum over single transfers, which overlap."""
     transfer_rate: float | None = None
@@ -103,7 +105,7 @@ class Evidence:
     expired_requests: float | None = None
     late_notifications: float | None = None
     retries: float | None = None
-    """Requests that a role saw beyond those that were sent."""
+    """Requests that a role saw beyond those that were sent, or that the router says it tried again."""
     preemptions: float | None = None
     cache_hit_rate: float | None = None
     """Largest over the instances."""

@@ -228,6 +228,9 @@ def _with_transfers(e: Evidence, windows: list[_Window]) -> Evidence:
         transfers=transfers,
         transfers_per_request=transfers / e.expected_requests if known and transfers is not None else None,
         transfer_bytes=volume,
+        bytes_per_request=volume / e.expected_requests
+        if volume is not None and e.expected_requests > 0
+        else None,
         transfer_seconds=seconds,
         transfer_rate=volume / seconds if volume and seconds else None,
         claimed_rate=_claimed_rate(windows),

@@ -51,6 +51,8 @@ class CellResult:
     errors: dict[str, int] = field(default_factory=dict)
     """Distinct error lines with how often each came, commonest first."""
     prompt_tokens: int = 0
+    prompt_tokens_each: dict[str, float] = field(default_factory=dict)
+    """Prompt tokens a request as the server counted them: keys min, mean, max; empty where it counted none."""
     completion_tokens: int = 0
     stamp_source: str = "unknown"
     client_lag_ms: dict[str, float | None] = field(default_factory=dict)

@@ -44,6 +44,13 @@ def ttft_ms(request: RequestRecord) -> float | None:
     return (request.event_ns[0] - request.sent_ns) / MS if request.event_ns else None
 
 
+def ttft_from_schedule_ms(request: RequestRecord) -> float | None:
+    """First token event - scheduled send, None without a token or a schedule (a closed loop has none)."""
+    if request.scheduled_ns is None or not request.event_ns:
+        return None
+    return (request.event_ns[0] - request.scheduled_ns) / MS
+
+
 def e2e_ms(request: RequestRecord) -> float | None:
     """Last token event - send, None without a token. What comes after the last token is not counted."""
     return (request.event_ns[-1] - request.sent_ns) / MS if request.event_ns else None

@@ -25,6 +25,7 @@ from .samples import (
     tokens_of,
     tpot_adjusted_ms,
     tpot_ms,
+    ttft_from_schedule_ms,
     ttft_ms,
 )
 from .table import METRICS
@@ -73,6 +74,7 @@ def summarise(records: CellRecords, cell: Cell, topology: str, *, shared_cores: 
         status_counts={status.value: n for status, n in Counter(r.status for r in measured).most_common()},
         errors=dict(Counter(r.error for r in measured if r.error).most_common(ERRORS_SHOWN)),
         prompt_tokens=sum(r.prompt_tokens or 0 for r in measured),
+        prompt_tokens_each=_each([r.prompt_tokens for r in measured if r.prompt_tokens is not None]),
         completion_tokens=sum(tokens_of(r) for r in measured),
         stamp_source=records.stamp_source,
         client_lag_ms={"p50": percentile(lag, 50), "p99": percentile(lag, 99), "max": _max(lag)},
@@ -106,12 +108,16 @@ def stream_metrics(
         "itl_ms": gaps,
         "itl_per_token_ms": pooled([g for g in per_token if g is not None]),
         "e2e_ms": _array([e2e_ms(r) for r in good]),
+        "ttft_from_schedule_ms": _array([ttft_from_schedule_ms(r) for r in seen]),
         "send_lag_ms": _array(
             [(r.sent_ns - r.scheduled_ns) / MS for r in requests if r.scheduled_ns is not None]
         ),
         "client_lag_ms": _lag_ms(requests) if stamp_source == "kernel" else np.zeros(0),
     }
-    notes = dict.fromkeys(("ttft_ms", "tpot_ms", "tpot_adjusted_ms", "itl_ms", "itl_per_token_ms"), note)
+    notes = dict.fromkeys(
+        ("ttft_ms", "tpot_ms", "tpot_adjusted_ms", "itl_ms", "itl_per_token_ms", "ttft_from_schedule_ms"),
+        note,
+    )
     unknown = sum(g is None for g in per_token)
     if unknown:
         notes["itl_per_token_ms"] = _join(note, f"{unknown} requests do not say how many tokens an event has")
@@ -216,6 +222,12 @@ def _keeps(request: RequestRecord, slo: Slo) -> bool:
 def _clients(stream: Stream, requests: Sequence[RequestRecord]) -> int | None:
     arrival = stream.arrival
     return min(arrival.concurrency, len(requests)) if isinstance(arrival, ClosedLoop) else None
+
+
+def _each(counts: Sequence[int]) -> dict[str, float]:
+    if not counts:
+        return {}
+    return {"min": min(counts), "mean": sum(counts) / len(counts), "max": max(counts)}
 
 
 def _lag_ms(requests: Sequence[RequestRecord]) -> NDArray[np.float64]:

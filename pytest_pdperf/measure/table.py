@@ -50,6 +50,10 @@ P99_MIN_N = 299
 _MIN_N = {95.0: P95_MIN_N, 99.0: P99_MIN_N}
 
 _TTFT = "first token event - request bytes handed to the kernel"
+_TTFT_SCHEDULED = (
+    "first token event - time the schedule of an open loop wanted the request sent: "
+    "what waited in the client is in it"
+)
 _TPOT = "(last token - first token) / (N - 1), N = completion tokens as the server counted them; undefined for N < 2"
 _TPOT_ADJUSTED = "(last token - first token) / (N - k), k = tokens of the first event; undefined for N = k"
 _ITL = "gaps between token events, pooled over the cell's requests; an event of k tokens is one gap"
@@ -154,6 +158,10 @@ _ROWS: tuple[Metric, ...] = (
         "1",
         LOWER,
         "share of gaps that are 0: events that arrived in one segment",
+    ),
+    *_percentiles("ttft_from_schedule_ms", "TTFT from schedule", _TTFT_SCHEDULED, {}, (50, 99)),
+    _plain(
+        "ttft_from_schedule_ms_max", "TTFT from schedule max", "ms", LOWER, f"maximum of: {_TTFT_SCHEDULED}"
     ),
     *_percentiles("send_lag_ms", "send lag", "request sent - time its schedule wanted it sent", {}, (50, 99)),
     *_percentiles("client_lag_ms", "client lag", _LAG, {}, (50, 99)),

@@ -14,7 +14,7 @@ from pytest_pdperf.spec.workload import Cell, ClosedLoop
 
 from .cell_result import MetricValue
 from .records import CellRecords, RequestRecord, Status
-from .samples import MS, gaps_ms, percentile, pooled, streamed, successes, tokens_of
+from .samples import MS, gaps_ms, percentile, pooled, streamed, successes, tokens_of, ttft_ms
 from .window import mean_concurrency, steady_window, wall
 
 LAG_FLOOR_MS = 1.0
@@ -25,6 +25,10 @@ KEPT_CONCURRENCY = 0.9
 """Mean requests in flight inside the steady window / clients, below which the client was the bottleneck."""
 SHORTEST_WALL_S = 0.05
 OUTLIER = 20.0
+COLD_MS = 1000.0
+"""What a first connection between two engines costs at least before it is told from an uneven start."""
+FOREIGN_TOKENS, FOREIGN_RATIO = 256, 1.5
+"""A chat template adds at most so many tokens; beyond that ratio the server's tokenizer is not the planned one."""
 MERGED_SHARES = ((299, 0.005), (0, 0.025))
 """(token events, share of them): beyond that share merged segments can move the highest percentile that is gated for so
 many events, the p99 from 299 on and the p95 below."""
@@ -134,6 +138,14 @@ def warnings_of(
         if metrics[f"{prefix}output_tps_wall"].note:
             lines.append(f"{prefix}output_tps_wall: {metrics[f'{prefix}output_tps_wall'].note}")
     good = successes([r for requests in by_stream.values() for r in requests])
+    if cold := cold_starts(good):
+        waited = ", ".join(f"{ms:,.0f}" for ms in cold)
+        lines.append(
+            f"cold start: the first {len(cold)} requests waited {waited} ms for their first token, {OUTLIER:g} x what "
+            "the others did: engines met for the first time inside the cell; warm every prefill-decode pair and "
+            "repeat it"
+        )
+    lines += _foreign_tokenizer(good)
     unsaid = sum(r.prompt_tokens is None for r in good)
     if unsaid:
         lines.append(f"{unsaid} answers have no prompt token count: their prompt lengths are unverified")
@@ -144,6 +156,34 @@ def warnings_of(
     if records.merged_segments:
         lines.append(f"{records.merged_segments} segments lost their own receive time: the client read late")
     return tuple(lines)
+
+
+def cold_starts(requests: Sequence[RequestRecord]) -> tuple[float, ...]:
+    """TTFT in ms of the requests at the start that paid for connections, in the order in which they were sent.
+
+    Connections between engines are made when they are first used (NIXL: up to 38 s), so the first request of each
+    pair waits for them. Such a request took OUTLIER times the median of those behind it, and COLD_MS more; only an
+    unbroken run from the very first request on, and no more than half of all, is a start.
+    """
+    sent = sorted(streamed(requests), key=lambda r: r.sent_ns)
+    times = [time for r in sent if (time := ttft_ms(r)) is not None]
+    for count in range(len(times) // 2, 0, -1):
+        usual = float(np.median(times[count:]))
+        if min(times[:count]) > max(OUTLIER * usual, usual + COLD_MS):
+            return tuple(times[:count])
+    return ()
+
+
+def _foreign_tokenizer(good: Sequence[RequestRecord]) -> list[str]:
+    """Counts that are constantly off by far more than a chat template adds are those of another tokenizer."""
+    known = [(r.prompt_tokens, r.planned_input_tokens) for r in good if r.prompt_tokens is not None]
+    seen, planned = sum(s for s, _ in known), sum(p for _, p in known)
+    if not known or seen <= FOREIGN_RATIO * planned or seen - planned <= FOREIGN_TOKENS * len(known):
+        return []
+    return [
+        f"the server counts {seen / len(known):,.0f} prompt tokens a request, planned were "
+        f"{planned / len(known):,.0f}: another tokenizer than the prompts are made for"
+    ]
 
 
 def _counts(good: Sequence[RequestRecord]) -> list[str]:

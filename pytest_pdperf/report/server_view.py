@@ -10,6 +10,7 @@ from .outcomes import CellOutcome
 from .svg import short
 
 GB = 1e9
+MIB = 2.0**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def _number(data: Mapping[str, Any], *path: str, scale: float = 1.0, unit: str =
 
 
 def _rates(data: Mapping[str, Any]) -> str:
-    single = _number(data, "evidence", "transfer_rate", scale=GB, unit="GB/s a transfer")
+    single = _number(data, "evidence", "transfer_rate", scale=GB, unit="GB/s a transfer of one rank")
     link = _number(data, "evidence", "wall_rate", scale=GB, unit="GB/s over the window")
     return ", ".join(text for text in (single, link) if text)
 
@@ -50,7 +51,10 @@ def _volume(data: Mapping[str, Any]) -> str:
         parts.append(f"{count:,.0f} transfers")
     if isinstance(size, int | float):
         parts.append(f"{size / GB:.3g} GB")
-    return ", ".join(parts)
+    parts.append(
+        _number(data, "evidence", "bytes_per_request", scale=MIB, unit="MiB a request over all ranks")
+    )
+    return ", ".join(part for part in parts if part)
 
 
 def _failures(data: Mapping[str, Any]) -> str:

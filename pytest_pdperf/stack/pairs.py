@@ -8,7 +8,6 @@ send.
 
 from __future__ import annotations
 
-import secrets
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from pytest_pdperf.engines.base import Instance
 from pytest_pdperf.spec.topology import Kind, Role
 from pytest_pdperf.stack.greedy import Answer, ProbeError, ask, body_of, client
 from pytest_pdperf.stack.plan import LaunchPlan
+from pytest_pdperf.stack.rooms import ROOMS
 
 PROMPT_TOKENS = 160
 """More than one KV block of any engine (vLLM on a CPU: 128)."""
@@ -196,12 +196,9 @@ def meet_in_a_room(
 ) -> Answer:
     """Both legs at once, as SGLang wants them: neither is answered before the other has come."""
     path, body = body_of(plan.served_model, prompt_ids, n, form="generate_ids", stream=False)
-    body |= {
-        "bootstrap_host": prefill.host,
-        "bootstrap_port": prefill.ports.bootstrap,
-        "bootstrap_room": secrets.randbits(63),
-    }
-    with ThreadPoolExecutor(1) as side:
+    body |= {"bootstrap_host": prefill.host, "bootstrap_port": prefill.ports.bootstrap}
+    with ROOMS.live() as (room,), ThreadPoolExecutor(1) as side:
+        body["bootstrap_room"] = room
         first = side.submit(ask, http, prefill.url, path, body, want=1, timeout_s=timeout_s)
         last = ask(http, decode.url, path, body, want=n, timeout_s=timeout_s)
         return first.result() if first.result().error else last

@@ -50,7 +50,11 @@ def test_imbalance_and_a_failed_prefill() -> None:
     found = judge_posts(posts, ROLES, sent=20)
     assert found.decode_imbalance == 1.9
     assert found.status == "pd"
-    assert found.problems == ("prefill-0: 1 failed requests",)
+    assert found.retries == 1, "the failed one was tried again"
+    assert found.problems == (
+        "prefill-0: 1 failed requests",
+        "prefill answered 1 more requests than were sent: retries",
+    )
     assert found.notes == ("decode imbalance 1.9 > 1.25",)
 
 
