@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-
-import orjson
 
 from .errors import BringUpError, CannotCompare, RoleDied, UsageProblem
 from .evidence.cell_evidence import Watched
@@ -29,6 +26,7 @@ from .places.greeting import Greeting, greet
 from .places.named import topology_of
 from .probing import prompt_vocabulary
 from .provenance import Hardware, LaunchRecord
+from .run_files import RunFiles
 from .spec.topology import Kind
 from .spec.workload import Cell
 from .stack.greedy import ProbeError, probe
@@ -79,8 +77,10 @@ class AttachedBench(Measuring):
 
     relaunches = False
 
-    def __init__(self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, tell: Narrator) -> None:
-        super().__init__(settings, inputs, run_id, folder, tell)
+    def __init__(
+        self, settings: Settings, inputs: Inputs, run_id: str, files: RunFiles, tell: Narrator
+    ) -> None:
+        super().__init__(settings, inputs, run_id, files, tell)
         assert inputs.deployment is not None, "a bench for --target without one"
         self._deployment = inputs.deployment
         self._greeting: Greeting | None = None
@@ -145,7 +145,7 @@ class AttachedBench(Measuring):
         self._stack = AttachedStack(self._deployment, happened)
         watched = watched_of(self._deployment, self.launch)
         if self._cluster is not None:
-            logs = self._cluster.follow_logs(self._folder / "logs" / self.launch.id)
+            logs = self._cluster.follow_logs(self._files.folder / "logs" / self.launch.id)
             watched = replace(watched, logs=logs)
         self._watch = StackWatch(watched, _instruments(self._deployment, self.launch))
         self._environment = self._read_environment()
@@ -279,11 +279,7 @@ class AttachedBench(Measuring):
                 **{f"router-{number}": url for number, url in enumerate(named.routers)},
             },
         )
-        folder = self._folder / "environment"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{self.launch.id}.json").write_bytes(
-            orjson.dumps(environment.to_json(), option=orjson.OPT_INDENT_2)
-        )
+        self._keep_environment(environment)
         return environment
 
 

@@ -6,9 +6,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-
-import orjson
 
 from .engines.base import Command
 from .errors import BringUpError, RoleDied, TearDownError, UsageProblem
@@ -26,6 +23,7 @@ from .overlap import OPTION, Overlap
 from .planning import plan_of
 from .probing import exact_form, greedy_by_every_way, prompt_vocabulary
 from .provenance import Hardware, LaunchRecord, launch_environment, record_of
+from .run_files import RunFiles
 from .sites import Site
 from .spec.workload import Cell
 from .stack import procfs
@@ -51,13 +49,13 @@ class Bench(Measuring):
         settings: Settings,
         inputs: Inputs,
         run_id: str,
-        folder: Path,
+        files: RunFiles,
         tell: Narrator,
         site: Site,
         worker: str = "",
     ) -> None:
         """`worker` names this process among several that measure for one run; empty when it is alone."""
-        super().__init__(settings, inputs, run_id, folder, tell)
+        super().__init__(settings, inputs, run_id, files, tell)
         self._site = site
         self._owner = f"{run_id}/{worker}" if worker else run_id
         """Marks this process's engines: it ends those, and no sibling's."""
@@ -244,7 +242,7 @@ class Bench(Measuring):
             launch_,
             self._inputs,
             self._site,
-            logs=self._folder / "logs",
+            logs=self._files.folder / "logs",
             run_id=self._owner,
             client_processes=max(self._processes(cell, None).count for cell in self._inputs.workload.cells),
         )
@@ -335,9 +333,5 @@ class Bench(Measuring):
             model=self._inputs.model,
             facts=self._site.facts(),
         )
-        folder = self._folder / "environment"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{self.launch.id}.json").write_bytes(
-            orjson.dumps(environment.to_json(), option=orjson.OPT_INDENT_2)
-        )
+        self._keep_environment(environment)
         return environment

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from .errors import BringUpError, RoleDied, UsageProblem
+from .errors import BringUpError, CannotKeep, RoleDied, UsageProblem
 from .evidence.canary import differences
 from .gate.adapter import readings_of
 from .gate.budget import Series, spend
@@ -30,9 +30,10 @@ from .judging import JudgedCell, Judging
 from .measure.cell_result import CellResult
 from .measuring import Measured, TopologyLaunch
 from .options import Settings
-from .report.outcomes import save
+from .report.outcomes import file_of
 from .report.source import STAGE_2
 from .report.ttft_stage import circumstances
+from .run_files import RunFiles
 
 FRESH = STAGE_2
 """Launch numbers from here on belong to stage 2, so that they never meet those of `--launches`."""
@@ -57,12 +58,15 @@ class Kept:
 Keep = Callable[[TopologyLaunch, Measured], Kept]
 
 
-def kept_in(folder: Path, inputs: Inputs) -> Keep:
+def kept_in(files: RunFiles, inputs: Inputs) -> Keep:
     """Keep what fresh launches measure in files of their own, so that a verdict can be looked into."""
 
     def keep(launch: TopologyLaunch, measured: Measured) -> Kept:
         outcome = measured.outcome(launch, inputs.engines[launch.topology.name].name)
-        return Kept(save(outcome, folder), circumstances(outcome))
+        name, page = file_of(outcome)
+        path = files.folder / CONFIRMATION / name
+        files.put(path, page)
+        return Kept(path, circumstances(outcome))
 
     return keep
 
@@ -285,7 +289,7 @@ class Confirming:
                 kept = self._keep(launch, measured)
                 self._files.setdefault(cell.id, []).append(kept.path)
                 found[cell.id] = (measured.result, kept.circumstances)
-        except (BringUpError, RoleDied, UsageProblem) as problem:
+        except (BringUpError, CannotKeep, RoleDied, UsageProblem) as problem:
             self._progress(f"{launch.topology.name}: fresh launch failed: {str(problem).splitlines()[0]}")
         finally:
             self._bench.drop()

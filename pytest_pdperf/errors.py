@@ -37,5 +37,9 @@ class TearDownError(Exception):
         self.lines = tuple(lines)
 
 
+class CannotKeep(Exception):
+    """The disk takes no more: what was to be written where, what of the run is kept, and the way out, a line each."""
+
+
 class CannotCompare(Exception):
     """A comparison that needs two ways to ask has one only: the reason, for a skipped test."""

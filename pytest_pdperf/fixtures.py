@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from .errors import CannotKeep
 from .options import HOW_TO_RUN
 
 if TYPE_CHECKING:
@@ -24,6 +26,14 @@ SESSION: pytest.StashKey[Session] = pytest.StashKey()
 """Where a measuring run keeps its state; absent when the suite was not asked for."""
 
 
+@contextmanager
+def _full_disk_in_plain_words() -> Iterator[None]:
+    try:
+        yield
+    except CannotKeep as full:
+        raise pytest.fail.Exception(str(full), pytrace=False) from None
+
+
 class Measure:
     """Runs the item's cell on the item's stack; call it once or, for repeats, several times."""
 
@@ -35,7 +45,8 @@ class Measure:
 
     def __call__(self, cell: Cell | None = None) -> CellResult:
         """Measure `cell` (default: the parametrised one). Raises RoleDied when a process of the stack ends."""
-        return self._session.measure(self._item.nodeid, self._topology, cell or self._cell)
+        with _full_disk_in_plain_words():
+            return self._session.measure(self._item.nodeid, self._topology, cell or self._cell)
 
     @property
     def evidence(self) -> CellEvidence:
@@ -103,7 +114,8 @@ def cell(request: pytest.FixtureRequest) -> Cell:
 @pytest.fixture
 def stack(pdperf: Session, topology: Topology) -> Serving:
     """The topology, up and warm. Shared by its cells; brought up again after a role died."""
-    return pdperf.stack()
+    with _full_disk_in_plain_words():
+        return pdperf.stack()
 
 
 @pytest.fixture

@@ -155,10 +155,13 @@ class Judging:
             cell.result, cell.verdict, cell.baseline, siblings, self._inputs.tolerances, cell=cell.id
         )
 
-    def finish(self) -> list[str]:
-        """Append history, update baselines if asked, and say old -> new for each change."""
+    def append_history(self) -> None:
+        """Remember every launch, whatever its verdict; those of a simulator are nobody's history. Raises OSError."""
         if not self._inputs.simulated:
             self.store.append_history([self._history(cell) for cell in self.cells])
+
+    def update_baselines(self) -> list[str]:
+        """Update baselines if asked, and say old -> new for each change. Raises OSError."""
         outcomes = [
             Outcome(cell.key, cell.ref, cell.verdict, cell.stored, cell.result.inconclusive)
             for cell in self.cells

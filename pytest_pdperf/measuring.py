@@ -5,16 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+
+import orjson
 
 from .errors import TearDownError
 from .evidence.cell_evidence import CellEvidence
 from .evidence.cell_window import StackWatch
+from .evidence.environment import Environment
 from .evidence.record import Status
 from .gpus.grammar import Device
 from .inputs import Inputs
 from .load.progress import Progress
-from .load.run import run_cell
+from .load.run import LoadError, run_cell
 from .load.target import Target
 from .measure.cell_result import CellResult
 from .measure.mixed import Mixed, compare_streams
@@ -25,6 +27,7 @@ from .provenance import Hardware, LaunchRecord
 from .report.causes import cause_lines
 from .report.kv_path import details_of
 from .report.outcomes import CellOutcome
+from .run_files import RunFiles
 from .spec.topology import Kind, Topology
 from .spec.workload import Cell
 from .stack.running import Serving
@@ -84,20 +87,33 @@ class Measured:
         )
 
 
+def room_of(cell: Cell) -> int:
+    """Bytes of disk that a cell's records take, from above: prompts as JSON numbers, three stamps for each token, and
+    twice that where several processes leave parts of it.
+    """
+    requests = sum(
+        (stream.requests + cell.warmups) * (4096 + 8 * stream.input_tokens[1] + 48 * stream.output_tokens)
+        for stream in cell.streams
+    )
+    return 2**18 + requests
+
+
 class Measuring(ABC):
     """A bench as the session sees it. All methods are called from pytest's main thread."""
 
     relaunches = True
     """False where `begin` cannot bring up anything fresh, so that stage 2 can only measure the same stack again."""
 
-    def __init__(self, settings: Settings, inputs: Inputs, run_id: str, folder: Path, tell: Narrator) -> None:
+    def __init__(
+        self, settings: Settings, inputs: Inputs, run_id: str, files: RunFiles, tell: Narrator
+    ) -> None:
         self.devices: tuple[Device, ...] = ()
         self.launch_lines: list[str] = []
         self.problems: list[str] = []
         self._settings = settings
         self._inputs = inputs
         self._run_id = run_id
-        self._folder = folder
+        self._files = files
         self._tell = tell
         self._selected: tuple[TopologyLaunch, ...] = ()
         self._launch: TopologyLaunch | None = None
@@ -213,8 +229,17 @@ class Measuring(ABC):
         self._adopted.update(surroundings)
         self.bring_ups.update(bring_ups)
 
+    def _keep_environment(self, environment: Environment) -> None:
+        """Leave what the current launch ran on and with in the run's folder."""
+        page = orjson.dumps(environment.to_json(), option=orjson.OPT_INDENT_2)
+        self._files.put(self._files.folder / "environment" / f"{self.launch.id}.json", page)
+
     def measure(self, cell: Cell, workload: str) -> Measured:
-        """Run a cell with evidence around it. Raises RoleDied at once when a process of the stack ends."""
+        """Run a cell with evidence around it. Raises RoleDied at once when a process of the stack ends.
+
+        Raises CannotKeep, before anything is sent where that is known by then, when the disk has no room for it.
+        """
+        self._files.make_room(f"{self.launch.id} {cell.id}", room_of(cell))
         stack = self.stack()
         topology = self.launch.topology
         assert self._watch is not None, "a stack that nobody watches"
@@ -231,17 +256,21 @@ class Measuring(ABC):
         cpus, processes = self._client(cell)
         beside = self._beside()
         with self._tell.measuring(self.launch.id, cell.id), self._watch.cell() as window, told_of_deaths():
-            records = run_cell(
-                self._target(),
-                cell,
-                seed=self._settings["workload_seed"],
-                salt=f"{self._run_id}/{self.launch.number}/{workload}/{cell.id}",
-                out_dir=self._folder / "records" / self.launch.id / cell.id,
-                on_progress=progress,
-                check=check,
-                cpus=cpus,
-                processes=processes,
-            )
+            try:
+                records = run_cell(
+                    self._target(),
+                    cell,
+                    seed=self._settings["workload_seed"],
+                    salt=f"{self._run_id}/{self.launch.number}/{workload}/{cell.id}",
+                    out_dir=self._files.folder / "records" / self.launch.id / cell.id,
+                    on_progress=progress,
+                    check=check,
+                    cpus=cpus,
+                    processes=processes,
+                )
+            except (LoadError, OSError):
+                self._files.make_room(f"{self.launch.id} {cell.id}", room_of(cell))  # names a full disk
+                raise
             blame_a_death(stack, records)
             seen = window.judge(records)
         result = summarise(records, cell, topology.name, shared_cores=self.shared_cores())

@@ -161,13 +161,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             wanted, [pytest.param(*[None] * len(wanted), marks=marks, id="not-asked-for")], indirect=True
         )
         return
-    for name in wanted:
-        parameters = (
-            session.topology_parameters(streams) if name == "topology" else session.cell_parameters(streams)
-        )
-        metafunc.parametrize(
-            name, parameters, indirect=True, scope="session" if name == "topology" else "function"
-        )
+    from .parameters import of_cells, of_topologies
+
+    launches = of_topologies(session.inputs, session.settings["launches"], streams)
+    metafunc.parametrize("topology", launches, indirect=True, scope="session")
+    if "cell" in wanted:
+        cells = of_cells(session.inputs.workload, streams)
+        metafunc.parametrize("cell", cells, indirect=True, scope="function")
 
 
 @pytest.hookimpl(trylast=True)
@@ -258,6 +258,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if pdperf is None:
         return
     pdperf.finish()
+    exitstatus = session.exitstatus = pdperf.exit_status(exitstatus)
     if pdperf.worker:
         from .workers import OUTPUT, pack
 
@@ -288,6 +289,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     from .report.ci import write_run_outputs
     from .report.terminal import write_summary
 
+    exitstatus = pdperf.exit_status(exitstatus)
     summary = pdperf.summary()
     write_summary(terminalreporter, summary)
     if (pdperf.folder / "faults").is_dir():

@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from .errors import UsageProblem
+from .writing import try_room
+
+ROOM_TO_BEGIN = 2**20
+"""Bytes of disk that a run, and again each of its stacks, has to find for its logs before it begins."""
 
 
 def project_root(rootpath: Path, inipath: Path | None, invoked: Path) -> Path:
@@ -17,12 +21,10 @@ def project_root(rootpath: Path, inipath: Path | None, invoked: Path) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the run's folder, and prove that it can be written to before anything starts. Raises UsageProblem."""
+    """Make the run's folder, and prove that there is room in it before anything starts. Raises UsageProblem."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
+        try_room(folder, ROOM_TO_BEGIN)
     except OSError as problem:
         raise UsageProblem(
             f"--pdperf-results: cannot write to {folder}: {problem.strerror}; give another folder"

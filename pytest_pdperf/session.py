@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 
 from .attached import AttachedBench
 from .bench import Bench
-from .confirming import CONFIRMATION, Confirming, kept_in
+from .confirming import Confirming, kept_in
 from .errors import UsageProblem
 from .forecast import estimate_of, remaining_of
 from .gate.paired import Expectation
@@ -26,19 +26,18 @@ from .measuring import Measured, Measuring, TopologyLaunch
 from .narrating import Narrator
 from .options import BY_NAME, Settings
 from .overlap import possible_here
-from .project import make_folder, project_root
+from .project import ROOM_TO_BEGIN, make_folder, project_root
 from .report.causes import cause_lines, explained
-from .report.outcomes import CellOutcome, RunSummary, load, save
+from .report.outcomes import CellOutcome, RunSummary, file_of, load
 from .report.ttft_stage import circumstances
+from .run_files import CELLS, RunFiles
 from .sites import site_for
-from .spec.topology import Kind, Topology
+from .spec.topology import Topology
 from .spec.workload import Cell
 from .stack.eta import CellKey
 from .stack.running import Serving
 from .terminal_screen import PytestScreen
 
-OWN_MARKS = {"fault": "fault", "beside": "beside"}
-"""Tests that are no part of `-m pd` and `-m aggregated`: what `pdperf_cells` says -> their mark."""
 ONLY_THIS_RUN = frozenset({"update_baselines", "baseline_reason", "plan", "compare", "resume"})
 """Options that a command to re-run one cell leaves out."""
 
@@ -50,7 +49,7 @@ class Session:
     settings: Settings
     inputs: Inputs
     run_id: str
-    folder: Path
+    files: RunFiles
     bench: Measuring
     judging: Judging
     confirming: Confirming
@@ -66,9 +65,15 @@ class Session:
         self._outcomes: dict[tuple[str, str, int], CellOutcome] = {}
         self._order: dict[str, int] = {}
         self._finished = False
+        self._unwritten = False
         self._changes: tuple[str, ...] = ()
 
     GREEDY_TOKENS = 16
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.files.folder
 
     # -- pytest's view -------------------------------------------------------------------------------------
 
@@ -88,49 +93,11 @@ class Session:
             + (f"; {shown}" if shown else ""),
         ]
 
-    def topology_parameters(self, streams: str) -> list[Any]:
-        """One pytest parameter a topology and launch, marked with the topology's kind.
-
-        Those of OWN_MARKS carry that mark instead, once each; `fault` wants PD topologies to break.
-        """
-        own = OWN_MARKS.get(streams)
-        breaks = streams == "fault"
-        launches = range(1, 2 if own else self.settings["launches"] + 1)
-        topologies = [t for t in self.inputs.topologies if not breaks or t.kind is Kind.PD]
-        reason = "--topology names no disaggregated topology, whose faults these are"
-        if breaks and self.inputs.deployment:
-            reason, topologies = "a deployment behind --target is not ours to break", []
-        if not topologies:
-            return [pytest.param(None, id="none", marks=[pytest.mark.fault, pytest.mark.skip(reason=reason)])]
-        return [
-            pytest.param(
-                one := TopologyLaunch(topology, number),
-                id=one.id,
-                marks=getattr(pytest.mark, own or topology.kind.value),
-            )
-            for topology in topologies
-            for number in launches
-        ]
-
-    def cell_parameters(self, streams: str) -> list[Any]:
-        """One pytest parameter a cell with one stream (`single`) or several (`mixed`)."""
-        if streams not in ("single", "mixed", "beside"):
-            raise UsageProblem(
-                f"pdperf_cells({streams!r}): want 'single', 'mixed', 'none', 'fault' or 'beside'"
-            )
-        wanted = [
-            cell for cell in self.inputs.workload.cells if (len(cell.streams) > 1) == (streams == "mixed")
-        ]
-        if not wanted:
-            reason = f"workload {self.inputs.workload.name} has no cells with {streams} streams"
-            return [pytest.param(None, id="none", marks=pytest.mark.skip(reason=reason))]
-        return [pytest.param(cell, id=cell.id) for cell in wanted]
-
     def finished(self, items: Sequence[pytest.Item]) -> list[pytest.Item]:
         """Items that the run to be resumed has measured already and that need no second look."""
         if not self.settings["resume"]:
             return []
-        outcomes, _ = load(self.folder / "cells")
+        outcomes, _ = self._load()
         kept = {o.nodeid: o for o in outcomes if o.verdict not in ("", "INVALID", "SUSPECT")}
         done = [item for item in items if item.nodeid in kept]
         self._outcomes |= {(o.topology, o.result.cell, o.launch): o for o in kept.values()}
@@ -194,7 +161,8 @@ class Session:
         self.bench.begin(launch)
 
     def stack(self) -> Serving:
-        """The current launch's stack, brought up if need be. Raises BringUpError."""
+        """The current launch's stack, brought up if need be. Raises BringUpError, and CannotKeep on a full disk."""
+        self.files.make_room(self.bench.launch.id, ROOM_TO_BEGIN)
         return self.bench.stack()
 
     def take_down(self) -> None:
@@ -202,7 +170,7 @@ class Session:
         self.bench.take_down()
 
     def measure(self, nodeid: str, topology: Topology, cell: Cell) -> CellResult:
-        """Run a cell on the current stack and keep its result on disk before anything else begins."""
+        """Run a cell on the current stack and keep its result before anything else begins: on disk, if it can be."""
         measured = self.bench.measure(cell, self.inputs.workload.name)
         engine = self.inputs.engines[topology.name].name
         self._keep(measured.outcome(self.bench.launch, engine, nodeid, self._order.get(nodeid, 0)))
@@ -222,7 +190,8 @@ class Session:
         if not self.confirming.enabled:
             self.confirming.settle(cell)
         self._show(cell)
-        return "" if self.confirming.pending(cell) else self._message(cell)
+        problem = "" if self.confirming.pending(cell) else self._message(cell)
+        return "\n".join(part for part in (problem, self.files.trouble()) if part)
 
     def awaits_confirmation(self, nodeid: str) -> bool:
         """True while an item's verdict is SUSPECT and fresh launches will decide it."""
@@ -244,7 +213,7 @@ class Session:
 
     def _gather(self) -> None:
         """Make the workers' cells this process's own. Raises UsageProblem when their devices are gone."""
-        outcomes, _ = load(self.folder / "cells")
+        outcomes, _ = self._load()
         self._outcomes |= {(o.topology, o.result.cell, o.launch): o for o in outcomes}
         self.judging.cells.sort(key=lambda cell: self._outcome(cell).order)
         topologies = {cell.topology.name: cell.topology for cell in self.judging.cells}
@@ -323,8 +292,29 @@ class Session:
             return
         self._finished = True
         self.bench.close()
-        if not self.worker:
-            self._changes = tuple(self.judging.finish())
+        if self.worker:
+            return
+        self._attempt("history", self.judging.append_history)
+        self._attempt("baselines", self._update_baselines)
+        if trouble := self.files.trouble(ended=True):
+            self._unwritten = True
+            self.bench.problems += trouble.splitlines()
+
+    def _update_baselines(self) -> None:
+        self._changes = tuple(self.judging.update_baselines())
+
+    def _attempt(self, what: str, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as refusal:
+            self._unwritten = True
+            self.bench.problems.append(
+                f"{what} cannot be written: {refusal.strerror or refusal}; what was measured is kept in {self.folder}"
+            )
+
+    def exit_status(self, status: int) -> int:
+        """pytest's, but never that of a good end for a run of which not everything is written."""
+        return int(pytest.ExitCode.TESTS_FAILED) if self._unwritten and not status else status
 
     def close(self) -> None:
         """Take the stack down; safe to call at any time and more than once."""
@@ -332,7 +322,7 @@ class Session:
 
     def summary(self) -> RunSummary:
         """Everything for the final tables, read from disk so that xdist workers' cells are in it."""
-        outcomes, problems = load(self.folder / "cells")
+        outcomes, problems = self._load()
         return RunSummary(
             run_id=self.run_id,
             engine=", ".join(sorted({engine.name for engine in self.inputs.engines.values()})),
@@ -346,8 +336,12 @@ class Session:
 
     def _keep(self, outcome: CellOutcome) -> None:
         self._outcomes[(outcome.topology, outcome.result.cell, outcome.launch)] = outcome
-        save(outcome, self.folder / "cells")
+        name, page = file_of(outcome)
+        self.files.put(self.folder / CELLS / name, page)
         self.tell.judged(outcome.nodeid, outcome.verdict)
+
+    def _load(self) -> tuple[list[CellOutcome], list[str]]:
+        return load(self.folder / CELLS, self.files.waiting)
 
 
 def open_session(config: pytest.Config, settings: Settings) -> Session:
@@ -362,35 +356,36 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
     root = project_root(config.rootpath, config.inipath, config.invocation_params.dir)
     inputs = read_inputs(settings, root)
     folder = root / settings["pdperf_results"] / run_id
-    if settings["resume"] and not (folder / "cells").is_dir():
+    if settings["resume"] and not (folder / CELLS).is_dir():
         others = (
-            sorted(path.name for path in folder.parent.glob("*/cells/..")) if folder.parent.is_dir() else []
+            sorted(path.parent.name for path in folder.parent.glob(f"*/{CELLS}"))
+            if folder.parent.is_dir()
+            else []
         )
         hint = f"; the newest there is {others[-1]}" if others else ""
         raise UsageProblem(f"--resume {run_id}: no such run in {folder.parent}{hint}")
     if not settings["plan"] and not config.option.collectonly:
         make_folder(folder)
+    files = RunFiles(folder, run_id)
     tell = Narrator(PytestScreen(config))
     possible, problems = possible_here(config, settings)
     worker = str(workerinput.get("workerid", ""))
     bench: Measuring
     if inputs.deployment:
-        bench = AttachedBench(possible, inputs, run_id, folder, tell)
+        bench = AttachedBench(possible, inputs, run_id, files, tell)
     else:
         site = site_for(possible, inputs, run_id, folder, tell, worker=bool(worker))
-        bench = Bench(possible, inputs, run_id, folder, tell, site, worker)
+        bench = Bench(possible, inputs, run_id, files, tell, site, worker)
     bench.problems += problems
     judging = Judging(settings=settings, inputs=inputs, root=root, run_id=run_id)
     return Session(
         settings=settings,
         inputs=inputs,
         run_id=run_id,
-        folder=folder,
+        files=files,
         bench=bench,
         judging=judging,
-        confirming=Confirming(
-            settings, bench, judging, inputs.workload.name, tell, kept_in(folder / CONFIRMATION, inputs)
-        ),
+        confirming=Confirming(settings, bench, judging, inputs.workload.name, tell, kept_in(files, inputs)),
         tell=tell,
         worker=worker,
         gathers=not worker and config.getoption("dist", "no") != "no",

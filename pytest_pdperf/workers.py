@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from .judging import JudgedCell
+from .parameters import of_topologies
 from .session import Session
 
 OUTPUT = "pdperf"
@@ -29,6 +31,8 @@ class Findings:
     surroundings: dict[str, dict[str, str]]
     """Launch -> canaries."""
     bring_up_s: dict[str, float]
+    unwritten: dict[Path, bytes]
+    """Files that the disk refused."""
 
 
 class ByTopology(LoadScopeScheduling):  # type: ignore[misc]
@@ -52,8 +56,8 @@ def scheduler(session: Session, config: pytest.Config, log: Any) -> ByTopology |
     """One that keeps topologies together, unless the user has asked for another grouping."""
     if config.getoption("dist") not in SPREADING:
         return None
-    launches = tuple(str(parameter.id) for parameter in session.topology_parameters("single"))
-    return ByTopology(config, log, launches)
+    launches = of_topologies(session.inputs, session.settings["launches"], "single")
+    return ByTopology(config, log, tuple(str(launch.id) for launch in launches))
 
 
 def pack(session: Session) -> bytes:
@@ -67,6 +71,7 @@ def pack(session: Session) -> bytes:
             problems=tuple(bench.problems),
             surroundings={id: dict(bench.surroundings(id)) for id in launches},
             bring_up_s=dict(bench.bring_ups),
+            unwritten=dict(session.files.waiting),
         )
     )
 
@@ -85,3 +90,4 @@ def unpack(session: Session, worker: str, data: bytes | None) -> None:
     bench.launch_lines += found.launch_lines
     bench.problems += [line for line in found.problems if line not in bench.problems]
     bench.adopt(found.surroundings, found.bring_up_s)
+    session.files.adopt(found.unwritten)

@@ -11,6 +11,7 @@ import jinja2
 from pytest_pdperf import __version__
 from pytest_pdperf.gate.verdict import VERDICTS
 from pytest_pdperf.measure.table import METRICS
+from pytest_pdperf.writing import whole
 
 from .cell_view import Figure, cell_views, curve_of
 from .charts import COLOURS, Curve, Point, over_concurrency
@@ -57,14 +58,9 @@ class ShapeView:
 
 def write_html(runs: Sequence[Run], path: Path) -> Path:
     """Write the report of one run, or the comparison of several, piece by piece. Raises OSError."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("w", encoding="utf-8", errors="replace") as file:
-            for piece in render(runs):
-                file.write(piece.translate(CONTROL))
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole(path) as part, part.open("w", encoding="utf-8", errors="replace") as file:
+        for piece in render(runs):
+            file.write(piece.translate(CONTROL))
     return path
 
 

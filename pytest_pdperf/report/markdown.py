@@ -9,6 +9,7 @@ from pathlib import Path
 from pytest_pdperf import __version__
 from pytest_pdperf.gate.verdict import number
 from pytest_pdperf.measure.table import METRICS
+from pytest_pdperf.writing import whole
 
 from .claims import CLAIMED, HEADINGS, Kind, claims_of
 from .facts import fact_table
@@ -31,12 +32,8 @@ def escape(text: str) -> str:
 
 def write_markdown(runs: Sequence[Run], path: Path) -> Path:
     """Write the report. Raises OSError."""
-    part = path.with_name(path.name + ".part")
-    try:
+    with whole(path) as part:
         part.write_text("\n".join(render(runs)) + "\n", encoding="utf-8", errors="replace")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
     return path
 
 

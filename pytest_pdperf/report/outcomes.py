@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from pytest_pdperf.evidence.naming import Naming
 from pytest_pdperf.evidence.ttft_split import TtftSplit
 from pytest_pdperf.gate.verdict import Verdict, VerdictRow
 from pytest_pdperf.measure.cell_result import CellResult
+from pytest_pdperf.writing import whole
 
 from .kv_path import kin_together, read_kv_path
 
@@ -95,24 +96,34 @@ def _row(data: dict[str, Any]) -> VerdictRow:
     return VerdictRow(**{**data, "verdict": Verdict(data["verdict"])})
 
 
-def save(outcome: CellOutcome, folder: Path) -> Path:
-    """Write one cell's file in a way that a crash leaves the old or the new one, never half of it."""
-    folder.mkdir(parents=True, exist_ok=True)
+def file_of(outcome: CellOutcome) -> tuple[str, bytes]:
+    """Name and content of one cell's file."""
     launch = "" if outcome.launch == 1 else f".launch{outcome.launch}"
-    path = folder / f"{outcome.topology}--{outcome.result.cell}{launch}.json"
-    part = path.with_suffix(".part")
-    part.write_bytes(orjson.dumps(outcome.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
-    part.replace(path)
-    return path
+    page = orjson.dumps(outcome.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+    return f"{outcome.topology}--{outcome.result.cell}{launch}.json", page
 
 
-def load(folder: Path) -> tuple[list[CellOutcome], list[str]]:
-    """All cells of a run in their order, and one line for each file that could not be read."""
+def save(outcome: CellOutcome, folder: Path) -> Path:
+    """Write one cell's file in a way that a crash leaves the old or the new one, never half of it. Raises OSError."""
+    name, page = file_of(outcome)
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole(folder / name) as part:
+        part.write_bytes(page)
+    return folder / name
+
+
+def load(folder: Path, unwritten: Mapping[Path, bytes] | None = None) -> tuple[list[CellOutcome], list[str]]:
+    """All cells of a run in their order, and one line for each file that could not be read.
+
+    `unwritten` are files of this and other folders that are newer than those on disk.
+    """
+    newer = {path: page for path, page in (unwritten or {}).items() if path.parent == folder}
     outcomes: list[CellOutcome] = []
     problems: list[str] = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted({*folder.glob("*.json"), *newer}):
         try:
-            outcomes.append(CellOutcome.from_json(orjson.loads(path.read_bytes())))
+            page = newer[path] if path in newer else path.read_bytes()
+            outcomes.append(CellOutcome.from_json(orjson.loads(page)))
         except (KeyError, TypeError, ValueError) as problem:
             problems.append(f"{path.name}: not readable: {problem}")
     return sorted(outcomes, key=lambda o: (o.order, o.nodeid)), problems

@@ -94,7 +94,7 @@ def load_run(folder: Path) -> Run:
             problems.append(f"cells/{path.name}: {reason}")
             if match := _FILE.match(path.name):
                 holes.append(Hole(match["topology"], int(match["launch"] or 1), match["cell"], reason))
-    outcomes.sort(key=lambda o: (o.order, o.nodeid, o.launch))
+    outcomes.sort(key=_place)
     seen = {(o.topology, o.launch, o.result.cell) for o in outcomes} | {
         (h.topology, h.launch, h.cell) for h in holes
     }
@@ -112,16 +112,23 @@ def load_run(folder: Path) -> Run:
 
 
 def run_of(summary: RunSummary) -> Run:
-    """The same for a run that has just ended, with what only its session knows."""
+    """The same for a run that has just ended, with what only its session knows: also cells that no disk took."""
     run = load_run(summary.folder)
+    told = {(o.topology, o.launch, o.result.cell): o for o in (*run.outcomes, *summary.outcomes)}
     return replace(
         run,
         name=summary.run_id,
+        outcomes=tuple(sorted(told.values(), key=_place)),
+        holes=tuple(hole for hole in run.holes if (hole.topology, hole.launch, hole.cell) not in told),
         simulated=summary.simulated or run.simulated,
         problems=tuple(dict.fromkeys((*run.problems, *summary.problems))),
         launches=summary.launches,
         changes=summary.changes,
     )
+
+
+def _place(outcome: CellOutcome) -> tuple[int, str, int]:
+    return outcome.order, outcome.nodeid, outcome.launch
 
 
 def _published_run(table: PublishedTable) -> Run:

@@ -16,6 +16,7 @@ from pytest_pdperf.evidence.naming import Naming
 from pytest_pdperf.gate.verdict import VERDICTS, Verdict, VerdictRow, blocks
 from pytest_pdperf.measure.cell_result import MetricValue
 from pytest_pdperf.measure.table import METRICS
+from pytest_pdperf.writing import whole
 
 from .outcomes import CellOutcome
 from .source import Run
@@ -75,9 +76,8 @@ def summary_of(run: Run, *, require_baseline: bool = False, exit_status: int | N
 
 def write_summary_json(summary: Mapping[str, Any], path: Path) -> Path:
     """Store the summary as strict JSON, whole or not at all. Raises OSError."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
-    part.replace(path)
+    with whole(path) as part:
+        part.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
     return path
 
 

@@ -53,7 +53,7 @@ def accepted(project: Path) -> Path:
     gate = judging(project, "first", update_baselines="create")
     cell = judge(gate, 10.0)
     assert not gate.recheck(cell, {BEFORE: text(10.0), AFTER: text(11.0)})
-    assert gate.finish()
+    assert gate.update_baselines()
     return project
 
 
@@ -62,7 +62,7 @@ def test_a_machine_that_differs_before_the_launch_makes_it_inconclusive(accepted
     cell = judge(gate, 10.5, tpot=30.0)
     assert cell.verdict.verdict is Verdict.INCONCLUSIVE and not cell.accepted
     assert "canary gemm before the launch" in gate.problem(cell) and gate.suspects(cell) == ()
-    assert all("refused" in line for line in gate.finish()[:1])
+    assert all("refused" in line for line in gate.update_baselines()[:1])
 
 
 def test_the_same_machine_is_judged_as_ever(accepted: Path) -> None:
@@ -96,7 +96,7 @@ def test_gpus_that_ran_slower_than_the_baselines_make_it_inconclusive(
 
     first = judging(project, "first", update_baselines="create")
     judge_at(first, 20.0, throttled_share="0.00", sm_mhz="1980")
-    assert first.finish()
+    assert first.update_baselines()
     gate = judging(project, "second")
     cell = judge_at(gate, 30.0, throttled_share=share, sm_mhz=mhz)
     assert cell.verdict.verdict is (Verdict.INCONCLUSIVE if why else Verdict.SUSPECT)
@@ -111,7 +111,7 @@ def test_a_machine_that_changed_during_the_launch_is_found_after_it(accepted: Pa
     assert cell.verdict.verdict is Verdict.INCONCLUSIVE
     assert "after the launch" in gate.problem(cell)
     assert cell.stored is not None and Canary.from_text(cell.stored.environment[AFTER]).ms == {"gemm": 12.0}
-    (line, *_) = gate.finish()
+    (line, *_) = gate.update_baselines()
     assert "refused" in line and "INCONCLUSIVE" in line
 
 

@@ -36,7 +36,7 @@ def stored(pytester: pytest.Pytester) -> Path:
     numbers = {"tpot_ms_p50": MetricValue(5.0, 12), "output_tps": MetricValue(400.0, 12)}
     result = CellResult("one", "small", CELL, numbers, requests=12, ok=12)
     judging.judge(inputs.topologies[0], result, LaunchRecord(Hardware("simulated", 0, "loopback")), 1)
-    assert judging.finish()
+    assert judging.update_baselines()
     (path,) = (pytester.path / "baselines").rglob("one.json")
     return path
 
