@@ -72,7 +72,7 @@ class AttachedStack:
         self._hangs.join()
 
 
-class AttachedBench(Measuring):
+class AttachedBench(Measuring[AttachedStack]):
     """Measures through the target; metrics and evidence come from the engines that are named, else they are unknown."""
 
     relaunches = False
@@ -84,8 +84,6 @@ class AttachedBench(Measuring):
         assert inputs.deployment is not None, "a bench for --target without one"
         self._deployment = inputs.deployment
         self._greeting: Greeting | None = None
-        self._stack: AttachedStack | None = None
-        self._environment: Environment | None = None
         self._cluster = inputs.cluster
 
     @property
@@ -127,19 +125,12 @@ class AttachedBench(Measuring):
 
     # -- one stay ------------------------------------------------------------------------------------------
 
-    def stack(self) -> AttachedStack:
-        """The deployment; after it fell silent it is looked at again. Raises BringUpError when it is not there."""
-        if self._stack is not None:
-            try:
-                self._stack.check()
-                return self._stack
-            except RoleDied as death:
-                self._tell(
-                    f"{self.launch.id}: {death.instance} {death.reason}; looking for the deployment again"
-                )
-                self.take_down()
-                self._look_again()
-        elif self._greeting is None:
+    def _forget(self) -> str:
+        self._greeting = None
+        return "looking for the deployment again"
+
+    def _bring_up(self) -> None:
+        if self._greeting is None:
             self._look_again()
         happened = self._cluster.happened if self._cluster is not None else dict
         self._stack = AttachedStack(self._deployment, happened)
@@ -149,10 +140,7 @@ class AttachedBench(Measuring):
             watched = replace(watched, logs=logs)
         self._watch = StackWatch(watched, _instruments(self._deployment, self.launch))
         self._environment = self._read_environment()
-        line = f"{self.launch.id} attached at {self._deployment.named.url}"
-        self.launch_lines.append(line)
-        self._tell(line)
-        return self._stack
+        self._announce(f"{self.launch.id} attached at {self._deployment.named.url}")
 
     def _look_again(self) -> None:
         try:
@@ -184,8 +172,7 @@ class AttachedBench(Measuring):
     # -- one cell ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        assert self._stack is not None, "nothing is attached"
-        self._stack.check()
+        self._up().check()
 
     def _disturbances(self) -> tuple[str, ...]:
         return self._cluster.look() if self._cluster is not None else ()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from .engines.base import Command
-from .errors import BringUpError, RoleDied, TearDownError, UsageProblem
+from .errors import BringUpError, TearDownError, UsageProblem
 from .evidence.canary import Canary, engine_python, gpu_canary
 from .evidence.environment import Environment
 from .gpus.disjoint import uuids_of
@@ -41,7 +41,7 @@ MAX_BRING_UPS = 3
 """Of one launch: the first, and two more after a role died."""
 
 
-class Bench(Measuring):
+class Bench(Measuring[Stack]):
     """Owns every process of the run. All methods are called from pytest's main thread."""
 
     def __init__(
@@ -59,12 +59,10 @@ class Bench(Measuring):
         self._site = site
         self._owner = f"{run_id}/{worker}" if worker else run_id
         """Marks this process's engines: it ends those, and no sibling's."""
-        self._stack: Stack | None = None
         self._bring_ups = 0
         self._started = False
         """Something was started since the GPUs were last seen empty."""
         self._foreign: ForeignUse | None = None
-        self._environment: Environment | None = None
         self._greedy: dict[int, dict[str, tuple[int, ...]]] = {}
         self._overlap = Overlap(settings["overlap_start"], self._start_beside, tell)
         self._disturbed: set[str] = set()
@@ -133,17 +131,10 @@ class Bench(Measuring):
         self.problems += self._overlap.drop(but=launch_)
         self._bring_ups = 0
 
-    def stack(self) -> Stack:
-        """The current launch's stack; brought up when it is not, or after a role died. Raises BringUpError."""
-        if self._stack is not None:
-            try:
-                self._stack.check()
-                return self._stack
-            except RoleDied as death:
-                self._tell(
-                    f"{self.launch.id}: {death.instance} {death.reason}; bringing the topology up again"
-                )
-                self.take_down()
+    def _forget(self) -> str:
+        return "bringing the topology up again"
+
+    def _bring_up(self) -> None:
         if self._bring_ups >= MAX_BRING_UPS:
             raise UsageProblem(
                 f"{self.launch.id}: came up {MAX_BRING_UPS} times and did not stay up; giving up on it"
@@ -155,7 +146,7 @@ class Bench(Measuring):
         self._started = True
         with self._tell.bringing_up(self.launch.id):
             beside = self._overlap.take(self.launch)
-            self._stack = beside or self._bring_up()
+            self._stack = beside or self._launch_now()
             self._environment = self._read_environment(self._stack)
             self._watch = watch_stack(
                 self._stack,
@@ -171,14 +162,11 @@ class Bench(Measuring):
         # What came up while another was measured took longer than the wait for it.
         self.bring_ups[self.launch.topology.name] = max(took, self._stack.startup_s["total"])
         how = f"{took:.1f} s after its turn had come" if beside else f"in {took:.1f} s"
-        line = f"{self.launch.id} up {how}"
-        self.launch_lines.append(line)
-        self._tell(line)
+        self._announce(f"{self.launch.id} up {how}")
         if waits := self._overlap.begin_after(self.launch):
             self.problems.append(waits)
-        return self._stack
 
-    def _bring_up(self) -> Stack:
+    def _launch_now(self) -> Stack:
         self._canaries.before(self.launch.id)
         return launch(
             self._plan_with_free_ports(self.launch),
@@ -250,8 +238,8 @@ class Bench(Measuring):
     # -- one cell ------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        assert self._stack is not None and self._foreign is not None, "a stack that nobody watches"
-        self._stack.check()
+        assert self._foreign is not None, "a stack that nobody watches"
+        self._up().check()
         self._foreign.look()
 
     def _disturbances(self) -> tuple[str, ...]:
@@ -267,16 +255,15 @@ class Bench(Measuring):
         return self._site.unknown
 
     def _client(self, cell: Cell) -> tuple[tuple[int, ...], int]:
-        assert self._stack is not None, "nothing is up"
-        return self._stack.plan.client.cpus, self._processes(cell, self._stack.plan).count
+        plan = self._up().plan
+        return plan.client.cpus, self._processes(cell, plan).count
 
     def shared_cores(self) -> bool:
         gpus = self._inputs.measured_gpus
         return gpus is None or gpus.cpu
 
     def _target(self) -> Target:
-        stack, topology = self._stack, self.launch.topology
-        assert stack is not None, "nothing is up"
+        stack, topology = self._up(), self.launch.topology
         limit = self._inputs.engine_args.get("max_model_len", topology.engine_args.get("max_model_len"))
         return Target(
             url=stack.url,

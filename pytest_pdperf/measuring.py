@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import orjson
 
-from .errors import TearDownError
+from .errors import RoleDied, TearDownError
 from .evidence.cell_evidence import CellEvidence
 from .evidence.cell_window import StackWatch
 from .evidence.environment import Environment
@@ -98,7 +99,10 @@ def room_of(cell: Cell) -> int:
     return 2**18 + requests
 
 
-class Measuring(ABC):
+S_co = TypeVar("S_co", bound=Serving, covariant=True)
+
+
+class Measuring(ABC, Generic[S_co]):
     """A bench as the session sees it. All methods are called from pytest's main thread."""
 
     relaunches = True
@@ -117,7 +121,9 @@ class Measuring(ABC):
         self._tell = tell
         self._selected: tuple[TopologyLaunch, ...] = ()
         self._launch: TopologyLaunch | None = None
+        self._stack: S_co | None = None
         self._watch: StackWatch | None = None
+        self._environment: Environment | None = None
         self.bring_ups: dict[str, float] = {}
         """Topology -> seconds of its latest bring-up, its canary included."""
         self._adopted: dict[str, Mapping[str, str]] = {}
@@ -140,8 +146,12 @@ class Measuring(ABC):
         """Lines for `--plan`."""
 
     @abstractmethod
-    def stack(self) -> Serving:
-        """The current launch's stack, up and warm. Raises BringUpError."""
+    def _bring_up(self) -> None:
+        """Set the current launch's stack, its watch and its environment, and announce it. Raises BringUpError."""
+
+    @abstractmethod
+    def _forget(self) -> str:
+        """A part of the stack has died: what was known of it is no longer true. Returns what comes next, in words."""
 
     @abstractmethod
     def take_down(self) -> None:
@@ -212,6 +222,32 @@ class Measuring(ABC):
         """Make a launch the current one. Nothing starts yet."""
         self.take_down()
         self._launch = launch_
+
+    def stack(self) -> S_co:
+        """The current launch's stack, up and warm: the one that lives, else another. Raises BringUpError."""
+        if self._stack is not None:
+            try:
+                self._stack.check()
+                return self._stack
+            except RoleDied as death:
+                self._tell(f"{self.launch.id}: {death.instance} {death.reason}; {self._forget()}")
+                self.take_down()
+        try:
+            self._bring_up()
+        except BaseException:
+            if self._stack is not None:
+                self.drop()  # up, and nobody watches it
+            raise
+        return self._up()
+
+    def _up(self) -> S_co:
+        assert self._stack is not None, "nothing is up"
+        return self._stack
+
+    def _announce(self, line: str) -> None:
+        """Say that the launch is up, now and in the run's summary."""
+        self.launch_lines.append(line)
+        self._tell(line)
 
     def drop(self) -> None:
         """Take down where nobody could take the error: what is left becomes a problem of the run's summary."""

@@ -50,7 +50,7 @@ class Session:
     inputs: Inputs
     run_id: str
     files: RunFiles
-    bench: Measuring
+    bench: Measuring[Serving]
     judging: Judging
     confirming: Confirming
     tell: Narrator
@@ -370,7 +370,7 @@ def open_session(config: pytest.Config, settings: Settings) -> Session:
     tell = Narrator(PytestScreen(config))
     possible, problems = possible_here(config, settings)
     worker = str(workerinput.get("workerid", ""))
-    bench: Measuring
+    bench: Measuring[Serving]
     if inputs.deployment:
         bench = AttachedBench(possible, inputs, run_id, files, tell)
     else:
