@@ -46,9 +46,9 @@ class FakeStack:
 class FakeBench(Measuring[FakeStack]):
     """Brings such stacks up, and counts."""
 
-    def __init__(self, said: list[str]) -> None:
+    def __init__(self, said: Any) -> None:
         files = RunFiles(Path("unused"), "run")
-        super().__init__(resolve(lambda _: None, lambda _: None), Any, "run", files, said.append)
+        super().__init__(resolve(lambda _: None, lambda _: None), cast(Any, None), "run", files, said.append)
         self._launch = TopologyLaunch(cast(Topology, SimpleNamespace(name="one")), 1)
         self.ups = self.downs = 0
         self.problem: Exception | None = None
@@ -67,7 +67,7 @@ class FakeBench(Measuring[FakeStack]):
         self._stack = None
 
 
-FakeBench.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+FakeBench.__abstractmethods__ = frozenset()
 bench_that_says: Callable[[list[str]], FakeBench] = cast(Any, FakeBench)
 
 
