@@ -15,12 +15,12 @@ import orjson
 from pytest_pdperf.spec.roles import Role
 
 from .answer import Answer
-from .connector import Failures, Parts, Transfer, call_later, mean, p90, sizes
+from .connector import Failures, Parts, Transfer, mean, p90, sizes
 from .http import Connection, Exchange
-from .kv_store import KvStore
+from .pull import PullEnds
 from .request import Wanted
 from .sequence import State
-from .side_channel import KvLoadError, PrefillPeers, Pulled, SideChannelServer
+from .side_channel import KvLoadError, Pulled
 
 _ANSWER_S = 5.0
 
@@ -33,26 +33,13 @@ class MooncakeConnector:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        settings, profile = parts.settings, parts.settings.profile
-        self.store = KvStore(
-            parts.runner,
-            parts.metrics,
-            parts.log,
-            engine_id=parts.engine_id,
-            bytes_per_token=profile.kv_bytes_per_token,
-            lease_s=settings.lease_s,
-            call_later=call_later,
-            drop_transfer=parts.drop_transfer,
+        self._ends = PullEnds(
+            parts,
+            connected=lambda peer: (
+                f"Mooncake: connected to engine {peer} over {parts.settings.link} (simulated)"
+            ),
             sends=True,
             on_sent=self._sent,
-        )
-        self._peers = PrefillPeers(
-            handshake_s=profile.handshake_s,
-            timeout_s=profile.handshake_timeout_s,
-            clock=parts.clock,
-            on_handshake=lambda peer: parts.log.info(
-                f"Mooncake: connected to engine {peer} over {settings.link} (simulated)"
-            ),
         )
         self._workers: dict[str, tuple[str, int]] = {}
         self._bootstrap: set[Connection] = set()
@@ -60,10 +47,8 @@ class MooncakeConnector:
     async def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Open prefill's bootstrap server and the port of its workers; say which transport there is."""
         settings = self._parts.settings
+        await self._ends.listen(loop)
         if settings.role is Role.PREFILL:
-            await loop.create_server(
-                lambda: SideChannelServer(self.store.handle), settings.host, settings.side_channel_port
-            )
             await loop.create_server(
                 lambda: Connection(self._query, self._parts.log.access, self._bootstrap),
                 settings.host,
@@ -99,12 +84,12 @@ class MooncakeConnector:
     def kept(self, answer: Answer) -> dict[str, object] | None:
         """Hold the blocks under the transfer id, or begin to send them to whoever asked before."""
         if answer.seq is not None and answer.seq.state is State.HELD:
-            self.store.hold(str(answer.wanted.kv["transfer_id"]), answer.seq, answer.digest)
+            self._ends.store.hold(str(answer.wanted.kv["transfer_id"]), answer.seq, answer.digest)
         return None
 
     def transferred(self, key: object, end_s: float) -> None:
         """Tell decode; the blocks are free again."""
-        self.store.transferred(key, end_s)
+        self._ends.store.transferred(key, end_s)
 
     def _sent(self, seconds: float, size: int, blocks: int) -> None:
         self._parts.through(Transfer(seconds, 0.0, size, blocks))
@@ -125,12 +110,12 @@ class MooncakeConnector:
 
     async def fetch(self, wanted: Wanted) -> Pulled:
         """Ask the prefill engine for it and wait, also for a prompt that has not come there yet."""
-        return await self._peers.pull(*await self._remote(wanted))
+        return await self._ends.peers.pull(*await self._remote(wanted))
 
     async def let_go(self, wanted: Wanted, *, fetched: bool) -> None:
         """Nothing to say about what was sent; what is not wanted after all is given back."""
         if not fetched:
-            await self._peers.release(*await self._remote(wanted))
+            await self._ends.peers.release(*await self._remote(wanted))
 
     async def _remote(self, wanted: Wanted) -> tuple[str, str, int, str]:
         engine_id, transfer_id = str(wanted.kv["remote_engine_id"]), str(wanted.kv["transfer_id"])

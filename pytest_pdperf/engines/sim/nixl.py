@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from pytest_pdperf.spec.roles import Role
-
 from .answer import Answer
-from .connector import Failures, Parts, Transfer, call_later, mean, p90, sizes
-from .kv_store import KvStore
+from .connector import Failures, Parts, Transfer, mean, p90, sizes
+from .pull import PullEnds
 from .request import Wanted
 from .sequence import State
-from .side_channel import KvLoadError, PrefillPeers, Pulled, SideChannelServer
+from .side_channel import KvLoadError, Pulled
 
 
 class NixlConnector:
@@ -23,33 +21,13 @@ class NixlConnector:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        settings, profile = parts.settings, parts.settings.profile
-        self.store = KvStore(
-            parts.runner,
-            parts.metrics,
-            parts.log,
-            engine_id=parts.engine_id,
-            bytes_per_token=profile.kv_bytes_per_token,
-            lease_s=settings.lease_s,
-            call_later=call_later,
-            drop_transfer=parts.drop_transfer,
-        )
-        self._peers = PrefillPeers(
-            handshake_s=profile.handshake_s,
-            timeout_s=profile.handshake_timeout_s,
-            clock=parts.clock,
-            on_handshake=lambda peer: parts.log.info(
-                f"NIXL compatibility check passed (simulated, engine {peer})"
-            ),
+        self._ends = PullEnds(
+            parts, connected=lambda peer: f"NIXL compatibility check passed (simulated, engine {peer})"
         )
 
     async def listen(self, loop: asyncio.AbstractEventLoop) -> None:
         """Open prefill's side channel."""
-        settings = self._parts.settings
-        if settings.role is Role.PREFILL:
-            await loop.create_server(
-                lambda: SideChannelServer(self.store.handle), settings.host, settings.side_channel_port
-            )
+        await self._ends.listen(loop)
 
     def keeps(self, kv: Mapping[str, object]) -> bool:
         """As the router asks with `do_remote_decode`."""
@@ -61,7 +39,7 @@ class NixlConnector:
         if seq is None or seq.state is not State.HELD:
             return None
         request_id = f"{answer.request_id}-0-{self._parts.random.getrandbits(32):08x}"
-        blocks = self.store.hold(request_id, seq, answer.digest)
+        blocks = self._ends.store.hold(request_id, seq, answer.digest)
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -81,7 +59,7 @@ class NixlConnector:
 
     def transferred(self, key: object, end_s: float) -> None:
         """Answer the pull; the blocks stay until decode has let go."""
-        self.store.transferred(key, end_s)
+        self._ends.store.transferred(key, end_s)
 
     def offered(self, wanted: Wanted) -> int:
         """The whole prompt, when the request says so."""
@@ -90,7 +68,7 @@ class NixlConnector:
     async def fetch(self, wanted: Wanted) -> Pulled:
         """Pull from the prefill engine that the request names."""
         asked = self._parts.clock()
-        pulled = await self._peers.pull(*_remote(wanted))
+        pulled = await self._ends.peers.pull(*_remote(wanted))
         post = max(0.0, pulled.began_s - asked)
         blocks = -(-pulled.tokens // self._parts.settings.profile.block_tokens)
         row = Transfer(pulled.ended_s - pulled.began_s, post, pulled.size, blocks)
@@ -105,7 +83,7 @@ class NixlConnector:
     async def let_go(self, wanted: Wanted, *, fetched: bool) -> None:
         """Notify prefill, whatever became of the KV."""
         try:
-            await self._peers.release(*_remote(wanted))
+            await self._ends.peers.release(*_remote(wanted))
         except KvLoadError:
             self._parts.metrics.failed_notifications += 1
 
