@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
 from pytest_pdperf.commands.checks import Level, check_left_jobs
 from pytest_pdperf.engines.base import Command
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.slurm_site import NOT_LOOKED, SlurmSite, check_addresses
-from pytest_pdperf.spec.topology import Role, Topology
+from pytest_pdperf.spec.topology import Role
 from pytest_pdperf.stack import procfs
 from pytest_pdperf.stack.slurm import probe
 from pytest_pdperf.stack.slurm.asking import Size, Wish, forecast, read_wish, salloc
 from pytest_pdperf.stack.slurm.client import Answer, check_version, foreign_variables
 from pytest_pdperf.stack.slurm.job import Job, JobNode, State, job_state, owner_comment, read_job, scancel
-from pytest_pdperf.stack.slurm.launcher import NodeFacts, SlurmLauncher, ask_nodes
+from pytest_pdperf.stack.slurm.launcher import SlurmLauncher, ask_nodes
 from pytest_pdperf.stack.slurm.leftovers import cancel, left_jobs
 from pytest_pdperf.stack.slurm.nodes import Need, fewest_nodes, parse_gres, read_nodes, spread
 from pytest_pdperf.stack.slurm.sharing import cpus_wanted, shares_of
 from pytest_pdperf.stack.slurm.step import Share, step_command
-
-
-class Recorded:
-    """Answers of a Slurm, by the beginning of what it is asked; keeps what it was asked."""
-
-    def __init__(self, answers: Mapping[str, Answer | str]) -> None:
-        self.answers = answers
-        self.asked: list[str] = []
-
-    def __call__(self, *argv: str) -> Answer:
-        text = " ".join(argv)
-        self.asked.append(text)
-        for start, answer in self.answers.items():
-            if text.startswith(start):
-                return Answer(0, answer) if isinstance(answer, str) else answer
-        raise AssertionError(f"nobody expected {text}")
+from tests.unit.stack.slurm_recorded import Recorded
 
 
 def needs(*sizes: tuple[Role, int]) -> list[Need]:
@@ -293,88 +275,6 @@ def test_the_probe_finds_taken_ports_and_the_way_back() -> None:
     assert probe.address("127.0.0.1") == "127.0.0.1"
 
 
-def site(run: Recorded, tmp_path: Path, *, simulated: bool = False, gpus: bool = True) -> SlurmSite:
-    return SlurmSite(
-        wish=Wish(),
-        gres="gpu",
-        gpus=gpus,
-        simulated=simulated,
-        wait_s=0.0,
-        run_id="r",
-        log=tmp_path / "log",
-        tell=lambda text: None,
-        run=run,
-        environ={},
-    )
-
-
-CLUSTER: Mapping[str, Answer | str] = {
-    "srun --version": "slurm 23.11.4",
-    "sinfo": "a|gpu*|gpu:h100:8|128|idle\nb|gpu*|gpu:h100:8|128|idle\n",
-    "scontrol show config": "AccountingStorageType   = x\nClusterName             = alps\n",
-    "sbatch --test-only": Answer(0, "", "sbatch: Job 99 to start at 2026-12-01T00:00:00 using 68 processors"),
-}
-
-
-def topology(tp: int, placement: Mapping[str, list[int]] | None = None) -> Topology:
-    roles = {"prefill": {"tensor_parallel": tp}, "decode": {"replicas": 2, "tensor_parallel": tp}}
-    return Topology.model_validate({"name": "t", "kind": "pd", "roles": roles, "placement": placement or {}})
-
-
-def test_a_topology_that_outgrows_a_node_is_planned_over_two(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    there = site(Recorded(CLUSTER), tmp_path)
-    there.prepare([topology(4)], in_turn=False)
-    assert there.explain("t") == [
-        "prefill-0: node NODE0: 4 GPUs that Slurm chooses, 126 CPUs",
-        "decode-0: node NODE1: 4 GPUs that Slurm chooses, 64 CPUs",
-        "decode-1: node NODE1: 4 GPUs that Slurm chooses, 64 CPUs",
-        "router: node NODE0: no GPU, 2 CPUs",
-    ]
-    assert there.visible(topology(4))["decode-1"] == ("0", "1", "2", "3")
-    shown = "\n".join(there.describe())
-    assert "--nodes=2 " in shown and "--gres=gpu:8 " in shown
-    assert "Slurm expects the job to start at 2026-12-01T00:00:00 using 68 processors" in shown
-    assert there.unknown == (NOT_LOOKED,), "a cell says that nobody looked at its GPUs"
-    hardware = there.hardware()
-    assert (hardware.model, hardware.count, hardware.link) == ("alps gpu of unknown model", 12, "2 nodes")
-
-
-def test_simulated_engines_take_gpus_of_slurm_unless_told_not_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    rehearsal = site(Recorded(CLUSTER), tmp_path, simulated=True)
-    rehearsal.prepare([topology(1)], in_turn=False)
-    assert "--gres=gpu:3" in " ".join(rehearsal.describe()) and rehearsal.unknown == ()
-    assert rehearsal.visible(topology(1)) == {"prefill-0": (), "decode-0": (), "decode-1": ()}
-    without = site(Recorded(CLUSTER), tmp_path, gpus=False)
-    without.prepare([topology(1)], in_turn=False)
-    assert "--gres" not in " ".join(without.describe())
-    assert without.visible(topology(1))["decode-0"] == ("cpu",)
-
-
-def test_positions_in_a_list_of_gpus_mean_nothing_to_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    with pytest.raises(UsageProblem, match=r"placement\.prefill-0 names positions in the --gpus list"):
-        site(Recorded(CLUSTER), tmp_path).prepare([topology(1, {"prefill-0": [0]})], in_turn=False)
-
-
-def test_this_process_may_listen_where_the_probe_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer: list[str] = []
-    monkeypatch.setattr("sys.argv", ["-c", '{"n1": []}'])
-    monkeypatch.setattr("builtins.print", answer.append)
-    monkeypatch.setenv("SLURMD_NODENAME", "n1")
-    monkeypatch.delenv("SLURM_LAUNCH_NODE_IPADDR", raising=False)
-    probe.main()
-    found = ask_nodes(Recorded({"srun": answer[0]}), Job("7", (JobNode("n1", 4, 1),), ours=True))
-    assert found["n1"].address == "127.0.0.1" and found["n1"].kernel == os.uname().release
-
-
 def test_jobs_of_dead_runs_are_found_by_their_mark_and_only_those_are_cancelled() -> None:
     rows = "1|pdperf-a|RUNNING|pdperf=1:2:here\n2|pdperf-b|PENDING|pdperf=3:4:here\n"
     rows += "3|train|RUNNING|(null)\n4|pdperf-c|RUNNING|pdperf=5:6:there\n5|pdperf-d|RUNNING|\n"
@@ -399,11 +299,3 @@ def test_the_mark_of_a_job_is_that_of_this_process() -> None:
     other_machine = owner_comment().replace(procfs.pid_space(), "another-boot/pid[4026531836]")
     run = Recorded({"squeue": f"1|pdperf-a|RUNNING|{other_machine}"})
     assert [job.dead for job in left_jobs(run)] == [False], "its pid means nothing here"
-
-
-def test_a_node_that_others_cannot_reach_is_refused() -> None:
-    near, far = NodeFacts("a", "127.0.1.1"), NodeFacts("b", "10.0.0.2")
-    with pytest.raises(UsageProblem, match=r"node a has the address 127\.0\.1\.1 here"):
-        check_addresses({"a": near, "b": far})
-    check_addresses({"a": near})
-    check_addresses({"b": far, "c": NodeFacts("c", "10.0.0.3")})
