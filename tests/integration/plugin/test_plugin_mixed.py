@@ -129,10 +129,10 @@ def mixed(stalls: float, kind_gaps: int = 100) -> Mixed:
 
 
 def test_a_steady_stream_may_stall_when_aggregated_and_not_under_pd() -> None:
-    assert stalls_of(mixed(99.0), Kind.PD) == []
-    (problem,) = stalls_of(mixed(101.0), Kind.PD)
+    assert stalls_of(mixed(499.0), Kind.PD) == []
+    (problem,) = stalls_of(mixed(501.0), Kind.PD)
     assert problem.startswith(
-        "a burst stalls steady: 1 stalls, 101 of 1000 ms beside long prefills (10%, limit 10%)"
+        "a burst stalls steady: 1 stalls, 501 of 1000 ms beside long prefills (50%, limit 50%)"
     )
     assert stalls_of(mixed(900.0), Kind.AGGREGATED) == []
 
