@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from .source import Run
+from .source import Run, told_apart
 
 _PLAIN = (
     ("host", "host (hash)"),
@@ -40,13 +40,20 @@ class FactTable:
 
 def fact_table(runs: Sequence[Run]) -> FactTable:
     """All facts of all launches."""
-    several = len(runs) > 1
+    owners: dict[str, list[Run]] = {}
+    for run in runs:
+        for launch in run.environments:
+            owners.setdefault(launch, []).append(run)
     columns: list[tuple[str, dict[str, str]]] = []
     for run in runs:
         if run.published:
             columns.append((run.name, {"source": run.title, **run.facts}))
         for launch, record in run.environments.items():
-            columns.append((f"{launch} ({run.name})" if several else launch, facts_of(record)))
+            kin = owners[launch]
+            place = next(number for number, one in enumerate(kin) if one is run)
+            columns.append(
+                (launch if len(kin) == 1 else f"{launch} ({told_apart(kin)[place]})", facts_of(record))
+            )
     names = list(dict.fromkeys(name for _, found in columns for name in found))
     rows = tuple((name, tuple(found.get(name, "") for _, found in columns)) for name in names)
     return FactTable(tuple(column for column, _ in columns), rows)

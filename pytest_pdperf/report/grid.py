@@ -11,7 +11,7 @@ from pytest_pdperf.measure.table import METRICS
 
 from .kv_path import KvPath, kin_together, read_kv_path
 from .outcomes import CellOutcome
-from .source import Hole, Run, launch_id
+from .source import Hole, Run, launch_id, told_apart
 
 _CELL = re.compile(r"in(?P<input>\d+(?:-\d+)?)-out(?P<output>\d+)(?:-c(?P<clients>\d+))?")
 USELESS = frozenset({"INVALID"})
@@ -153,24 +153,23 @@ def _series(runs: Sequence[Run]) -> tuple[Series, ...]:
     owners: dict[str, set[int]] = {}
     for number, topology, _ in columns:
         owners.setdefault(topology, set()).add(number)
+    names = {
+        (number, topology): name
+        for topology, numbers in owners.items()
+        for number, name in zip(sorted(numbers), told_apart([runs[n] for n in sorted(numbers)]), strict=True)
+    }
     colours: dict[tuple[int, str], int] = {}
     found = []
     by_run = [[column for column in columns if column[0] == number] for number in range(len(runs))]
     for column in (one for those in by_run for one in kin_together(those, paths.get)):
         number, topology, launch = column
         colour = colours.setdefault((number, topology), len(colours))
-        label = topology if len(owners[topology]) == 1 else f"{topology} ({_run_name(runs, number)})"
+        label = topology if len(owners[topology]) == 1 else f"{topology} ({names[number, topology]})"
         label += f" #{launch}" if launch != 1 else ""
         found.append(
             Series(runs[number], topology, launch, columns[column], label, colour, paths.get(column))
         )
     return tuple(found)
-
-
-def _run_name(runs: Sequence[Run], number: int) -> str:
-    """Name of a run, with its position where two runs have the same name."""
-    name = runs[number].name
-    return name if sum(run.name == name for run in runs) == 1 else f"{name}, {number + 1}"
 
 
 def shape_of(cell: str) -> tuple[str, int | None]:

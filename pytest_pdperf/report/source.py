@@ -58,11 +58,42 @@ class Run:
         """True for numbers that others measured."""
         return self.folder is None
 
+    @property
+    def engine(self) -> str:
+        """Name of the engine behind all cells; empty for a published table and where cells do not agree."""
+        found = {outcome.engine for outcome in self.outcomes} if not self.published else set()
+        return found.pop() if len(found) == 1 else ""
+
+    @property
+    def engine_version(self) -> str:
+        """Version of the engine in every launch; empty where launches do not agree or none tells."""
+        records = [record.get("versions") for record in self.environments.values()]
+        found = {str(record.get("engine", "")) for record in records if isinstance(record, Mapping)}
+        return found.pop() if len(found) == 1 else ""
+
     def samples_folder(self, outcome: CellOutcome) -> Path | None:
         """Where the cell's stamps lie, None for a published table."""
         if self.folder is None:
             return None
         return self.folder / "records" / launch_id(outcome.topology, outcome.launch) / outcome.result.cell
+
+
+def told_apart(runs: Sequence[Run]) -> list[str]:
+    """A short name for each of several runs: what readers know them by, where that is enough to tell them apart.
+
+    The engine, else the engine and its version, else the run's own name, with its position where names are equal.
+    """
+    for names in (
+        [run.engine for run in runs],
+        [run.engine_version and f"{run.engine} {run.engine_version}" for run in runs],
+        [run.name for run in runs],
+    ):
+        if len(set(names)) == len(names) and all(names):
+            return names
+    return [
+        run.name if sum(other.name == run.name for other in runs) == 1 else f"{run.name}, {number}"
+        for number, run in enumerate(runs, 1)
+    ]
 
 
 def launch_id(topology: str, launch: int) -> str:

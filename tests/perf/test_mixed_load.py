@@ -9,8 +9,8 @@ from pytest_pdperf.spec.topology import Kind, Topology
 STALLED_SHARE = 0.5
 """Part of its streaming time that a steady stream under PD may spend in stalls while long prompts are prefilled.
 
-Above it the stream waits for prefills, as on an aggregated server (84 % with vLLM on two H200). What arriving KV costs a
-decode engine stays below (19 % with vLLM over NIXL there, nothing with SGLang) and is held by the baselines.
+Above it the stream waits for prefills, as on an aggregated server (84 % with vLLM on two H200). What arriving KV costs
+a decode engine stays below (19 % with vLLM over NIXL there, nothing with SGLang) and is held by the baselines.
 """
 
 

@@ -1,5 +1,6 @@
 """Columns, references and the better of two: what stands beside what in a comparison."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,28 @@ def test_labels_differ_where_runs_share_topologies_and_launches() -> None:
     labels = [series.label for series in grid.series]
     assert labels == ["pd-1p2d (a, 1)", "pd-1p2d (a, 1) #2", "pd-1p2d (a, 2)", "pd-x"]
     assert [series.colour for series in grid.series] == [0, 0, 1, 2]
+
+
+def served(name: str, engine: str, version: str, *, topology: str = "pd-1p2d") -> Run:
+    one = replace(outcome(topology=topology), engine=engine)
+    return replace(run(name, one), environments={topology: {"versions": {"engine": version}}})
+
+
+@pytest.mark.parametrize(
+    ("runs", "labels"),
+    [
+        ([served("a", "vllm", "0.26.0"), served("b", "sglang", "0.5.17")], ["vllm", "sglang"]),
+        ([served("a", "vllm", "0.26.0"), served("b", "vllm", "0.27.0")], ["vllm 0.26.0", "vllm 0.27.0"]),
+        ([served("a", "vllm", "0.26.0"), served("b", "vllm", "0.26.0")], ["a", "b"]),
+        ([served("a", "vllm", "0.26.0"), run("b", outcome())], ["a", "b"]),
+    ],
+)
+def test_runs_of_one_topology_are_known_by_the_least_that_tells_them_apart(
+    runs: list[Run], labels: list[str]
+) -> None:
+    elsewhere = served("c", "vllm", "0.26.0", topology="pd-mooncake")
+    grid = build_grid([*runs, elsewhere])
+    assert [s.label for s in grid.series] == [*(f"pd-1p2d ({name})" for name in labels), "pd-mooncake"]
 
 
 def test_within_a_run_pd_is_held_against_aggregated() -> None:
