@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
 from .engines.base import Engine, Programs
+from .engines.installed import commit_of, version_of
 from .evidence.environment import Environment, read_environment
+from .evidence.model_identity import model_digest
 from .gpus.grammar import Device, DeviceKind, GpuRequest
 from .gpus.inventory import Inventory
 from .routers.base import Router
+from .spec.topology import KvTransfer
 from .stack.launch import Stack
+
+CONNECTOR_PACKAGES: Mapping[str, Sequence[str]] = {
+    "nixl": ("nixl-cu13", "nixl-cu12", "nixl"),
+    "mooncake": (
+        *("mooncake-transfer-engine", "mooncake-transfer-engine-cuda13"),
+        "mooncake-transfer-engine-non-cuda",
+    ),
+}
+"""Connector -> distributions that bring its library, the most telling first; `example` is part of vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +96,29 @@ def launch_environment(
         versions={
             "engine": serving_version(stack.plan.instances[0].url) or engine.version(programs),
             "router": router.version(programs),
+            **_of_installed(programs.find(engine.name), engine.name, stack.plan.topology.kv_transfer),
         },
         uuids=[device.uuid for device in devices if device.kind is not DeviceKind.CPU],
         inventory=inventory,
-        facts={"model": model, **(facts or {})},
+        facts={"model": model, **_digest(model), **(facts or {})},
     )
+
+
+def _digest(model: str) -> dict[str, str]:
+    digest = model_digest(model)
+    return {"model_digest": digest} if digest else {}
+
+
+def _of_installed(program: Path | None, engine: str, kv: KvTransfer | None) -> dict[str, str]:
+    """Connector version and engine commit, as far as what lies beside the engine's program tells."""
+    found = {}
+    if commit := commit_of(program, engine):
+        found["engine commit"] = commit
+    for distribution in CONNECTOR_PACKAGES.get(kv.connector, ()) if kv is not None else ():
+        if (version := version_of(program, distribution)) != "unknown":
+            found["connector"] = f"{distribution} {version}"
+            break
+    return found
 
 
 def serving_version(url: str) -> str:

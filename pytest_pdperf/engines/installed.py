@@ -45,6 +45,28 @@ def python_of(program: Path) -> Path | None:
     return Path(found["path"]) if found else None
 
 
+def commit_of(program: Path | None, distribution: str) -> str:
+    """Commit that an installed distribution was built from, empty when it does not say.
+
+    A direct install from a repository records it (PEP 610); packages built by setuptools-scm name it in their version
+    (`0.26.1.dev3+g0123abc`) or in `_version.py`.
+    """
+    name = re.sub(r"[-_.]+", "_", distribution)
+    for folder in site_folders(program) if program is not None else ():
+        for info in sorted(folder.glob(f"{name}-*.dist-info")):
+            for path, pattern in (
+                (info / "direct_url.json", r'"commit_id": *"(?P<commit>[0-9a-f]{7,40})"'),
+                (folder / name / "_version.py", r"commit_id = '(?P<commit>g?[0-9a-f]{7,40})'"),
+            ):
+                found = re.search(pattern, path.read_text("utf-8", "replace") if path.is_file() else "")
+                if found:
+                    return found["commit"].removeprefix("g")
+            if built := re.search(r"\+(?:\w+\.)*g(?P<commit>[0-9a-f]{7,40})", info.name):
+                return built["commit"]
+            return ""
+    return ""
+
+
 def version_of(program: Path | None, distribution: str) -> str:
     """Version of a distribution installed beside `program`, `unknown` when it cannot be told."""
     name = re.sub(r"[-_.]+", "_", distribution)

@@ -165,6 +165,7 @@ def compare_environments(old: Environment, new: Environment) -> Comparison:
     Another host of the same kind is comparable: it is not even a note. Versions are what is under test.
     """
     a, b = _keys(old), _keys(new)
+    a["model"], b["model"] = _models(old, new)
     blocking = [f"{key}: {a[key]} -> {b[key]}" for key in HARD_KEYS if a.get(key, "") != b.get(key, "")]
     soft = [
         f"{key}: {a.get(key, '?')} -> {b.get(key, '?')}"
@@ -174,6 +175,16 @@ def compare_environments(old: Environment, new: Environment) -> Comparison:
     if blocking:
         return Comparison("not_comparable", tuple(blocking), tuple(soft))
     return Comparison("comparable_with_note" if soft else "comparable", (), tuple(soft))
+
+
+def _models(old: Environment, new: Environment) -> tuple[str, str]:
+    """The models by their digests where both are known, else by name: where a folder lies is no difference."""
+    names = [env.facts.get("model", "").rstrip("/").rpartition("/")[2] for env in (old, new)]
+    digests = [env.facts.get("model_digest", "") for env in (old, new)]
+    if all(digests):
+        same = digests[0] == digests[1]
+        names = ["", ""] if same else [f"{n} ({d})" for n, d in zip(names, digests, strict=True)]
+    return names[0], names[1]
 
 
 def _keys(env: Environment) -> dict[str, str]:

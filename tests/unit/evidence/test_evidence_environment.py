@@ -136,6 +136,27 @@ def test_what_makes_two_environments_incomparable(changed: Environment, status: 
     assert bool(found.blocking) == (status == "not_comparable")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "blocking"),
+    [
+        ({"model": "/a/qwen"}, {"model": "/b/qwen/"}, ()),
+        ({"model": "/a/qwen"}, {"model": "/a/llama"}, ("model: qwen -> llama",)),
+        ({"model": "/a/x", "model_digest": "1"}, {"model": "/b/y", "model_digest": "1"}, ()),
+        (
+            {"model": "/a/x", "model_digest": "1"},
+            {"model": "/a/x", "model_digest": "2"},
+            ("model: x (1) -> x (2)",),
+        ),
+        ({"model": "/a/x"}, {"model": "/b/x", "model_digest": "2"}, ()),
+    ],
+)
+def test_a_model_is_what_it_holds_and_not_where_it_lies(
+    old: dict[str, str], new: dict[str, str], blocking: tuple[str, ...]
+) -> None:
+    found = compare_environments(replace(BASE, facts=old), replace(BASE, facts=new))
+    assert found.blocking == blocking
+
+
 def test_the_running_server_knows_its_version_better_than_a_tag() -> None:
     assert version_mismatch("0.19.0", "runner:vllm0.30.0") is not None
     assert version_mismatch("0.30.0", "runner:vllm0.30.0") is None
