@@ -212,8 +212,8 @@ def test_where_a_metric_is_worse_already_less_is_enough_and_only_for_what_is_beh
 
 
 def test_a_start_that_is_slow_by_itself_is_no_fault() -> None:
-    early = pages(3, decode={"inter_token_latency_seconds_sum": 0.2 * 0.135})
-    end = pages(6, decode={"inter_token_latency_seconds_sum": 0.2 * 0.135})
+    early = pages(3, decode={"inter_token_latency_seconds_sum": 0.4 * 0.135})
+    end = pages(6, decode={"inter_token_latency_seconds_sum": 0.4 * 0.135})
     usual = replace(USUAL, speeds={"decode-0": ({"step_s": Level(0.005, 1.3, 1.2)},) * 3})
     assert against(seen(START, early, end), usual).findings == ()
 

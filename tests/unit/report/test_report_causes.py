@@ -57,7 +57,9 @@ LINK = "KV transfer slowed (decode-0): 98 MB/s against 1.2 GB/s in the baseline"
 
 
 def test_a_slow_link_stands_beside_the_stage_that_moved() -> None:
-    told = notes(explained(ALL, cell(link_rate=98e6, transfer=98.0), BASELINE))
+    found = explained(ALL, cell(link_rate=98e6, transfer=98.0), BASELINE)
+    assert found.more == (), "what stands in a row is not said again"
+    told = notes(found)
     assert told["ttft_ms_p50"] == (
         f"n; TTFT stages: transfer moved by +90.0 ms, 100% of the change (mean 33.0 -> 123.0 ms); cause: {LINK}"
     )
