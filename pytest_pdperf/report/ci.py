@@ -92,7 +92,9 @@ def _step_summary(run: Run, target: Path) -> None:
 
 def step_summary(run: Run) -> str:
     """Verdict counts, what needs attention, and the tables, as GitHub's Markdown; cut at a line before its limit."""
-    from .markdown import claim_lines, missing_lines, result_lines, verdict_lines
+    from .balance import balance
+    from .contest import contest
+    from .markdown import claim_lines, missing_lines, result_lines, section_lines, verdict_lines
 
     grid = build_grid([run])
     title = "PD performance" + (
@@ -104,6 +106,8 @@ def step_summary(run: Run) -> str:
         *verdict_lines(grid),
         *missing_lines(grid),
         *result_lines(grid),
+        *section_lines(contest(grid)),
+        *section_lines(balance(grid)),
         *claim_lines(grid),
     ]
     kept, size = [], 0

@@ -48,7 +48,9 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class _Effect:
+class Effect:
+    """A metric of one cell on both sides."""
+
     row: Row
     old: float
     new: float
@@ -80,7 +82,7 @@ def claims_of(grid: Grid) -> list[Claim]:
 
 
 def _compared(grid: Grid, series: Series, reference: Series, metric: Metric) -> list[Claim]:
-    effects, left_out = _effects(grid, series, reference, metric)
+    effects, left_out = effects_of(grid, series, reference, metric)
     if not effects:
         return []
     limit = math.log1p(threshold(metric))
@@ -102,7 +104,7 @@ def _compared(grid: Grid, series: Series, reference: Series, metric: Metric) -> 
     return claims
 
 
-def _effects(grid: Grid, series: Series, reference: Series, metric: Metric) -> tuple[list[_Effect], int]:
+def effects_of(grid: Grid, series: Series, reference: Series, metric: Metric) -> tuple[list[Effect], int]:
     """The metric on both sides of every cell that has it on both, and in how many it may not be used."""
     effects, left_out = [], 0
     for row in grid.rows:
@@ -116,7 +118,7 @@ def _effects(grid: Grid, series: Series, reference: Series, metric: Metric) -> t
         if any(0 < found.n < metric.min_n or _moved(metric, found) for found in (a, b)):
             left_out += 1
             continue
-        effects.append(_Effect(row, a.value, b.value, metric.direction * math.log(b.value / a.value)))
+        effects.append(Effect(row, a.value, b.value, metric.direction * math.log(b.value / a.value)))
     return effects, left_out
 
 
@@ -134,7 +136,7 @@ def _fault(metric: Metric) -> str:
 
 
 def _sentence(
-    kind: Kind, group: Sequence[_Effect], told: str, series: Series, reference: Series, metric: Metric
+    kind: Kind, group: Sequence[Effect], told: str, series: Series, reference: Series, metric: Metric
 ) -> str:
     higher = (kind is Kind.BENEFIT) == (metric.direction == HIGHER)
     sizes = [abs(math.expm1(math.log(e.new / e.old))) for e in group]

@@ -13,9 +13,11 @@ from pytest_pdperf.gate.verdict import VERDICTS
 from pytest_pdperf.measure.table import METRICS
 from pytest_pdperf.writing import whole
 
+from .balance import balance
 from .cell_view import Figure, cell_views, curve_of
 from .charts import COLOURS, Curve, Point, over_concurrency
 from .claims import HEADINGS, Claim, Kind, claims_of
+from .contest import contest
 from .facts import commands_of, fact_table, settings_of
 from .grid import Grid, Row, Series, build_grid, metric_of, throughput_metric, usable
 from .heat import SYMBOLS, Tile, against_baseline, against_reference, columns_of, hole_tip, meaning, tip
@@ -86,6 +88,7 @@ def render(runs: Sequence[Run]) -> Iterator[str]:
         counts=counts,
         requests=sum(outcome.result.requests for outcome in outcomes),
         ok=sum(outcome.result.ok for outcome in outcomes),
+        sections=[section for section in (contest(grid), balance(grid)) if section is not None],
         claims=by_kind(claims_of(grid)),
         shapes=[view for shape, rows in grid.shapes().items() if shape and (view := shape_view(grid, rows))],
         sweep=[line for run in grid.runs for line in sweep_lines(run.outcomes)],

@@ -11,12 +11,15 @@ from pytest_pdperf.gate.verdict import number
 from pytest_pdperf.measure.table import METRICS
 from pytest_pdperf.writing import whole
 
+from .balance import balance
 from .claims import CLAIMED, HEADINGS, Kind, claims_of
+from .contest import contest
 from .facts import fact_table
 from .grid import Grid, Row, Series, best_of, build_grid, metric_of, throughput_metric
 from .heat import SYMBOLS, meaning
 from .knee import KNEE_DEFINITION, knee_of_series
 from .outcomes import CellOutcome
+from .section import Section
 from .source import Hole, Run
 from .sweep import SWEEP_DEFINITION, sweep_lines
 
@@ -46,6 +49,8 @@ def render(runs: Sequence[Run]) -> Iterator[str]:
     yield from verdict_lines(grid)
     yield from environment_lines(runs)
     yield from result_lines(grid)
+    yield from section_lines(contest(grid))
+    yield from section_lines(balance(grid))
     yield from swept_lines(grid)
     yield from claim_lines(grid)
     yield from missing_lines(grid)
@@ -185,6 +190,19 @@ def _knee_lines(grid: Grid, rows: Sequence[Row]) -> Iterator[str]:
     if found:
         yield f"Knee: {'; '.join(f'{escape(series.label)} {words}' for series, words in found)}."
         yield ""
+
+
+def section_lines(section: Section | None) -> Iterator[str]:
+    """One of the parts that all formats share."""
+    if section is None:
+        return
+    yield f"## {escape(section.title)}"
+    yield ""
+    yield from (f"- {escape(text)}" for text in section.lines)
+    yield ""
+    yield from _table(section.head, section.rows)
+    yield escape(section.note)
+    yield ""
 
 
 def swept_lines(grid: Grid) -> Iterator[str]:
