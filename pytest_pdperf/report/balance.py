@@ -55,8 +55,8 @@ def balance(grid: Grid) -> Section | None:
         ("cell", "topology", "prefill", "decode", "limits"),
         tuple(rows),
         "Load is the mean number of requests in each engine of a role over the cell: at work, and waiting for their "
-        "turn. Prefill mostly works on one prompt at a time, so from about 1 on it is busy all the time; decode works on "
-        "many requests at once.",
+        "turn. Prefill mostly works on one prompt at a time, so from about 1 on it is busy all the time; decode works "
+        "on many requests at once.",
     )
 
 
