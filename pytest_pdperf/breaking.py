@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from types import TracebackType
 
 import httpx
@@ -21,6 +21,7 @@ from .evidence.exposition import Snapshot, Unknown
 from .evidence.names import Quantity
 from .evidence.readings import change, level
 from .evidence.scrape import scrape
+from .evidence.ttft_split import TtftSplit, split_ttft
 from .spec.topology import Role
 from .stack.flights import Fleet, Flight
 from .stack.greedy import client
@@ -152,9 +153,9 @@ class Breaking:
             for number in range(self._numbers - count, self._numbers)
         ]
 
-    def streams(self, count: int) -> list[Flight]:
+    def streams(self, count: int, output: int = LONGEST_STREAM) -> list[Flight]:
         """Long answers, all of them in the middle of decode on return."""
-        flights = self.send(count, output=min(LONGEST_STREAM, self._longest // 2))
+        flights = self.send(count, output=min(output, self._longest // 2))
         self.wait(lambda: all(f.seen >= UNDER_WAY_TOKENS or f.over for f in flights), "streams have begun")
         for flight in flights:
             if flight.over and not flight.complete:
@@ -168,16 +169,35 @@ class Breaking:
         self.wait(lambda: busy(urls) or all(f.over for f in flights), "prefill works")
         return flights
 
-    def first_tokens(self, count: int, length: int = 1000) -> float:
-        """Median time to the first token of `count` requests, one after the other, in seconds."""
+    def pages(self) -> Mapping[str, Snapshot | Unknown]:
+        """What the engines count, once they are idle."""
+        return wait_drained(self.stack.role_urls, TOLD_S).snapshots
+
+    def first_tokens(self, count: int, length: int = 1000) -> list[float]:
+        """Times to the first token of `count` requests, one after the other, in seconds; NaN where none came."""
         times = []
         for _ in range(count):
             (flight,) = self.send(1, length=length)
             self.wait(lambda flight=flight: flight.over, "an answer")  # type: ignore[misc]
             self.unharmed([flight])
-            if flight.first_s is not None:
-                times.append(flight.first_s - flight.sent_s)
-        return median(times) if times else math.nan
+            times.append(math.nan if flight.first_s is None else flight.first_s - flight.sent_s)
+        return times
+
+    def stages(
+        self,
+        before: Mapping[str, Snapshot | Unknown],
+        after: Mapping[str, Snapshot | Unknown],
+        times: Sequence[float],
+    ) -> TtftSplit | Unknown:
+        """Where the time to the first token went, by the engines' own clocks, for all requests between two pages."""
+        return split_ttft(
+            self.stack.plan.topology.kind,
+            before,
+            after,
+            {instance.id: instance.role for instance in self.stack.plan.instances},
+            measured_ttft_ms=1e3 * fmean(times),
+            requests=len(times),
+        )
 
     def leave(self, flights: Iterable[Flight]) -> None:
         """Close the connections of these requests."""

@@ -51,22 +51,19 @@ class Standing:
     """Largest goodput of PD over that of aggregated; None when the latter is 0."""
 
     def line(self) -> str:
-        """For people."""
+        """For people; a side that is ahead nowhere is said to be."""
         parts = [
-            f"{who} at {', '.join(map(str, where))}"
-            for who, where in (
-                ("PD has more goodput", self.pd),
-                ("aggregated has more", self.aggregated),
-                ("neither is ahead", self.equal),
-            )
-            if where
+            f"{who} at {', '.join(map(str, where)) or 'none'}"
+            for who, where in (("PD ahead", self.pd), ("aggregated ahead", self.aggregated))
         ]
+        if self.equal:
+            parts.append(f"neither at {', '.join(map(str, self.equal))}")
         ratio = (
             ""
             if self.peak_ratio is None
             else f"; largest of PD / largest of aggregated {self.peak_ratio:.2f}"
         )
-        return f"{self.shape}: {', '.join(parts)}{ratio}"
+        return f"{self.shape}: goodput by concurrency: {', '.join(parts)}{ratio}"
 
 
 def peak_of(points: Mapping[int, float]) -> tuple[int | None, int, str]:
@@ -81,8 +78,8 @@ def peak_of(points: Mapping[int, float]) -> tuple[int | None, int, str]:
         return None, at, "no request kept the SLO"
     first = next(c for c in order if points[c] >= PLATEAU * largest)
     if first == order[-1]:
-        return None, at, f"not reached up to {order[-1]}, where it is {largest:.2f} req/s"
-    return first, at, f"at {first} ({points[first]:.2f} req/s)"
+        return None, at, f"not reached up to concurrency {order[-1]}, where it is {largest:.2f} req/s"
+    return first, at, f"at concurrency {first} ({points[first]:.2f} req/s)"
 
 
 def peaks_of(outcomes: Iterable[CellOutcome]) -> list[Peak]:
@@ -118,10 +115,13 @@ def standings_of(outcomes: Iterable[CellOutcome]) -> list[Standing]:
 
 def sweep_lines(outcomes: Sequence[CellOutcome]) -> list[str]:
     """Peaks and standings for people, a line each; nothing when nothing was swept under an SLO."""
-    lines = [f"{p.shape} {p.topology}: goodput peaks {p.words}" for p in peaks_of(outcomes) if p.concurrency]
-    lines += [
-        f"{p.shape} {p.topology}: goodput peak {p.words}" for p in peaks_of(outcomes) if not p.concurrency
-    ]
+    swept = _points(outcomes)
+    lines = []
+    for peak in peaks_of(outcomes):
+        points = swept[(peak.shape, peak.topology, peak.kind)]
+        by_load = ", ".join(f"{clients}: {points[clients]:.3g}" for clients in sorted(points))
+        says = "goodput peaks" if peak.concurrency else "goodput peak"
+        lines.append(f"{peak.shape} {peak.topology}: {says} {peak.words}; req/s by concurrency: {by_load}")
     return lines + [standing.line() for standing in standings_of(outcomes)]
 
 

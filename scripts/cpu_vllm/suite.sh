@@ -21,6 +21,8 @@ status=0
 measure --topology "$connectors,aggregated-2x" --workload cpu-smoke "$@" || status=$?
 if [ $# -eq 0 ]; then
     measure --topology pd-1p1d-example --workload cpu-blocks || status=$?
+    # As root: the same engines over a slowed network. Elsewhere it is skipped and says why.
+    pytest -m fault tests/perf -k slow_link -rs --engine vllm --gpus cpu --engine-env "$engines" --topology pd-1p1d || status=$?
     PDPERF_CPU_ENGINES="$engines" pytest tests/integration/test_contract_engines.py -k "$contract" || status=$?
 fi
 exit "$status"

@@ -58,9 +58,10 @@ def test_simulated_sglang_serves_again_too_and_tells_its_clients_in_time(project
     result = run(
         project,
         *("--engine", "sim-sglang", "--topology", "pair", "-m", "fault"),
-        *("-k", "prefill_dies or transfer_fails"),
+        *("-k", "prefill_dies or transfer_fails or slow_link"),
     )
-    assert result.parseoutcomes() == {"passed": 2, "deselected": 5}, result.stdout.str()
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] + outcomes.get("skipped", 0) == 3, result.stdout.str()
     (folder,) = (project.path / "pdperf-results").glob("*/faults")
     for name, told in (("prefill-dies", 8), ("transfers-fail", 4)):
         report = json.loads((folder / f"pair-{name}.json").read_text())
@@ -68,6 +69,14 @@ def test_simulated_sglang_serves_again_too_and_tells_its_clients_in_time(project
         assert report["told_after_s"] < 20, "no leg of a lost request is waited for until its timeout"
         assert report["recovered_s"] is not None
         assert report["problems"] == []
+    if outcomes.get("skipped"):
+        result.stdout.fnmatch_lines(["*NOT RUN: cannot slow a network down: *"])
+        return
+    slow = json.loads((folder / "pair-slow-link.json").read_text())
+    assert slow["how"].startswith(("netem ", "tbf "))
+    assert slow["how"].endswith("of it in transfer")
+    assert slow["numbers"]["transfer_slow_s"] > 0.9 > slow["numbers"]["transfer_s"]
+    assert slow["numbers"]["ttft_slow_s"] > slow["numbers"]["transfer_slow_s"]
 
 
 def test_answers_that_are_short_and_end_well_fail_a_fault_test(project: pytest.Pytester) -> None:

@@ -35,10 +35,10 @@ def outcome(
 @pytest.mark.parametrize(
     ("points", "peak", "at", "words"),
     [
-        ({1: 1.0, 2: 2.0, 4: 3.0, 8: 1.0}, 4, 4, "at 4 (3.00 req/s)"),
-        ({1: 1.0, 2: 2.0, 4: 3.0}, None, 4, "not reached up to 4, where it is 3.00 req/s"),
-        ({1: 1.0, 2: 2.95, 4: 3.0, 8: 2.99}, 2, 4, "at 2 (2.95 req/s)"),
-        ({1: 3.0, 2: 2.0, 4: 1.0}, 1, 1, "at 1 (3.00 req/s)"),
+        ({1: 1.0, 2: 2.0, 4: 3.0, 8: 1.0}, 4, 4, "at concurrency 4 (3.00 req/s)"),
+        ({1: 1.0, 2: 2.0, 4: 3.0}, None, 4, "not reached up to concurrency 4, where it is 3.00 req/s"),
+        ({1: 1.0, 2: 2.95, 4: 3.0, 8: 2.99}, 2, 4, "at concurrency 2 (2.95 req/s)"),
+        ({1: 3.0, 2: 2.0, 4: 1.0}, 1, 1, "at concurrency 1 (3.00 req/s)"),
         ({1: 0.0, 2: 0.0}, None, 1, "no request kept the SLO"),
     ],
 )
@@ -64,8 +64,19 @@ def test_who_is_ahead_is_said_by_concurrency() -> None:
     cells += [outcome("agg", c, g) for c, g in plain]
     assert standings_of(cells) == [Standing("512/256", (4, 8), (1,), (2,), 2.0)]
     assert sweep_lines(cells)[-1] == (
-        "512/256: PD has more goodput at 4, 8, aggregated has more at 1, neither is ahead at 2; "
+        "512/256: goodput by concurrency: PD ahead at 4, 8, aggregated ahead at 1, neither at 2; "
         "largest of PD / largest of aggregated 2.00"
+    )
+    assert sweep_lines(cells)[1] == (
+        "512/256 pd-b: goodput peaks at concurrency 1 (0.10 req/s); "
+        "req/s by concurrency: 1: 0.1, 2: 0.1, 4: 0.1, 8: 0.1"
+    )
+    nowhere = standings_of(
+        [outcome("pd-a", c, 0.0) for c in (1, 2, 4)] + [c for c in cells if c.topology == "agg"]
+    )
+    assert nowhere[0].line() == (
+        "512/256: goodput by concurrency: PD ahead at none, aggregated ahead at 1, 2, 4; "
+        "largest of PD / largest of aggregated 0.00"
     )
     assert standings_of([c for c in cells if c.kind == "pd"]) == []
     assert sweep_lines([outcome("pd-a", c, None) for c in (1, 2, 4)]) == []

@@ -93,7 +93,7 @@ def test_quick_stays_quick() -> None:
 
 
 def test_cpu_smoke_fits_the_tiny_model() -> None:
-    for name in ("cpu-smoke", "cpu-blocks"):
+    for name in ("cpu-smoke", "cpu-blocks", "cpu-sweep"):
         assert all(cell.max_context <= 1024 for cell in find_workload(name, SHIPPED).cells)
 
 
