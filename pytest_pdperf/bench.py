@@ -153,6 +153,7 @@ class Bench(Measuring[Stack]):
                 self.launch.topology,
                 self._site,
                 lambda text: self._tell(f"{self.launch.id}: {text}", detail=True),
+                lambda text: self._tell(f"{self.launch.id}: {text}"),
             )
         self._foreign = self._site.foreign(
             lambda: {below.proc.pid for below in procfs.descendants(os.getpid())},

@@ -12,6 +12,7 @@ from .evidence.cell_evidence import Watched
 from .evidence.cell_window import SETTLE_TIMEOUT_S, StackWatch
 from .evidence.drain import wait_drained
 from .evidence.exposition import Snapshot, Unknown
+from .evidence.first_requests import doubt
 from .evidence.naming import died
 from .evidence.outside import outside_ms
 from .gpus.grammar import Device
@@ -31,8 +32,12 @@ def watch_stack(
     topology: Topology,
     site: Site,
     tell: Callable[[str], None],
+    warn: Callable[[str], None] = lambda text: None,
 ) -> StackWatch:
-    """A watch over every later cell of the stack. Times its router now, while nothing else runs."""
+    """A watch over every later cell of the stack. Times its router now, while nothing else runs.
+
+    `tell` is given details, `warn` what makes measuring pointless: first requests that no KV was transferred for.
+    """
     pages: list[Mapping[str, Snapshot | Unknown]] = []
     overhead = measure_router_overhead(
         stack.plan, mark=lambda: pages.append(wait_drained(stack.role_urls, SETTLE_TIMEOUT_S).snapshots)
@@ -41,6 +46,8 @@ def watch_stack(
         tell(f"router overhead not measured: {overhead.reason}")
     watched = watched_of(stack, topology, site)
     watched = replace(watched, router_ms=overhead.added_ms)
+    if pages and not watched.whole_blocks and (text := doubt(watched.kind, pages[0], watched.roles)):
+        warn(text)
     if overhead.direct_mean_ms is not None and len(pages) == 2:
         http = outside_ms(watched, pages[0], pages[1], overhead.direct_mean_ms)
         watched = replace(watched, http_ms=http)
