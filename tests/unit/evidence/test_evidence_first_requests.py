@@ -6,7 +6,7 @@ from pytest_pdperf.evidence.exposition import Snapshot, Unknown
 from pytest_pdperf.evidence.first_requests import at_birth, doubt
 from pytest_pdperf.spec.topology import Kind, Role
 from tests.field_cases import FieldCase, field_case
-from tests.unit.evidence.test_evidence_verdict import IDLE, edited, snap, text_of
+from tests.unit.evidence.evidence_pages import IDLE, edited, snap, text_of
 
 ROLES = {"prefill-0": Role.PREFILL, "decode-0": Role.DECODE}
 BYPASSED = edited(
