@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import re
 import socket
 import ssl
 import time
@@ -20,6 +19,7 @@ from .exchange import End, Exchange
 from .liveness import peer_waits
 from .os_errors import name_of, name_of_code
 from .segments import LoopWatch, Segments
+from .sse import says_done
 from .stamps import ANCILLARY, EVENT_END, SO_TIMESTAMPNS, may_span_events, receive_stamp
 
 TCP_QUICKACK = getattr(socket, "TCP_QUICKACK", 12)
@@ -29,8 +29,6 @@ EVENT_LIMIT = 8 << 20
 BODY_LIMIT = 256 << 20
 DONE_GRACE_S = 0.05
 """How long after `[DONE]` the end of the HTTP message is awaited before the connection is given up."""
-
-_DONE = re.compile(rb"[\r\n]data: ?\[DONE\]\s*\Z")
 
 Finish = Callable[["Connection", Exchange], None]
 
@@ -46,7 +44,7 @@ class Connection:
     __slots__ = (
         "_address", "_buffer", "_clock", "_done", "_exchange", "_fd", "_finish", "_grace", "_head", "_hostname",
         "_keep", "_loop", "_loop_lag_ns", "_more", "_on_open", "_out", "_parser", "_quick_ack", "_recv_into",
-        "_recvmsg", "_segments", "_since_event", "_sock", "_tail", "_tls", "_watch", "idle_since", "open", "used",
+        "_recvmsg", "_segments", "_since_event", "_sock", "_tls", "_watch", "idle_since", "open", "used",
     )  # fmt: skip
 
     def __init__(
@@ -191,7 +189,6 @@ class Connection:
         self._parser = httptools.HttpResponseParser(self)
         self._head: list[tuple[bytes, bytes]] = []
         self._since_event = 0
-        self._tail = b"\n"
         self._done = False
         self._keep = False
         self._more = False
@@ -319,7 +316,6 @@ class Connection:
             exchange.head_ns = kernel_ns
         if exchange.size != before:
             exchange.mark(kernel_ns, now)
-            self._tail = (self._tail + exchange.body[-1][-32:])[-32:]
             if self._since_event > EVENT_LIMIT or exchange.size > BODY_LIMIT:
                 limit = EVENT_LIMIT if self._since_event > EVENT_LIMIT else BODY_LIMIT
                 what = "one event" if limit == EVENT_LIMIT else "one answer"
@@ -328,7 +324,7 @@ class Connection:
         if self._done:
             self._complete(exchange, kernel_ns)
             return False
-        if b"[DONE]" in self._tail and self._grace is None and _DONE.search(self._tail):
+        if self._grace is None and says_done(exchange.body):
             exchange.end_ns = kernel_ns
             self._grace = self._loop.call_later(DONE_GRACE_S, self._held_open)
         return True
@@ -392,7 +388,8 @@ class Connection:
         if exchange is not None:
             exchange.body.append(body)
             exchange.size += len(body)
-            self._since_event = 0 if b"\n" in body else self._since_event + len(body)
+            ends = body[-1] == 10 or body.find(b"\n") >= 0
+            self._since_event = 0 if ends else self._since_event + len(body)
 
     def on_message_complete(self) -> None:
         if self._exchange is not None and self._exchange.status is not None:

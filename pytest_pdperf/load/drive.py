@@ -26,6 +26,8 @@ from .traffic import Traffic
 
 SWEEP_S = 0.05
 PROGRESS_S = 0.5
+SPOOL_NS = 200_000
+"""How long bodies of finished answers may be written at a time, every `TICK_S`."""
 SPARE = 16
 """Open connections that an open loop holds ready beyond those in use."""
 SPIN_NS = 2_000_000
@@ -225,6 +227,7 @@ class Drive:
         self.outcome.ended_ns = self._clock()
         self.outcome.cpu_s = time.process_time() - self._start_cpu
         self.outcome.reached = {t.name: t.peak for t in self._traffic}
+        self._spool.write()
         for phase in (self._warmed, self._traffic):
             for traffic in phase:
                 tried = [e for e in traffic.taken if e.end is not End.OPEN]
@@ -361,6 +364,7 @@ class Drive:
 
     def _tick(self) -> None:
         self._watch.tick(self._clock())
+        self._spool.write(SPOOL_NS)
         self._ticker = self._loop.call_later(TICK_S, self._tick)
 
     def _sweep(self) -> None:

@@ -9,10 +9,14 @@ the end of the body is offered apart (`rest`), because some servers forget the l
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _END_OF_LINE = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
+_DONE = re.compile(rb"[\r\n]data: ?\[DONE\]\s*\Z")
+_DONE_BYTES = 32
+"""As much of a body's end as is looked at for it."""
 
 
 class Event(NamedTuple):
@@ -23,6 +27,15 @@ class Event(NamedTuple):
     kind: str
     """The `event:` field, `message` when there was none."""
     data: bytes
+
+
+def says_done(pieces: Sequence[bytes]) -> bool:
+    """Whether a body, as far as it has come in these pieces, ends with `[DONE]`: no event follows then, whatever the
+    HTTP message still does. Asked after every piece, so it costs little where the last one is no such end.
+    """
+    if not pieces or pieces[-1].rstrip()[-1:] != b"]":
+        return False
+    return _DONE.search((b"\n" + b"".join(pieces[-_DONE_BYTES:]))[-_DONE_BYTES:]) is not None
 
 
 class SseParser:

@@ -34,8 +34,8 @@ def receive_stamp(ancillary: list[tuple[int, int, bytes]]) -> int:
     if ancillary:
         level, kind, data = ancillary[0]
         if kind == SO_TIMESTAMPNS and level == socket.SOL_SOCKET:
-            seconds, nanos = _STAMP.unpack(data)
-            return int(seconds * 1_000_000_000 + nanos)
+            stamp: tuple[int, int] = _STAMP.unpack(data)
+            return stamp[0] * 1_000_000_000 + stamp[1]
     return 0
 
 

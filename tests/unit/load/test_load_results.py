@@ -73,18 +73,39 @@ def test_spool_gives_bodies_back_and_frees_them(tmp_path: Path) -> None:
     with Spool(tmp_path / "s") as spool:
         for made in (one, two, three):
             spool.put(made)
-            assert made.body == [] and made.payload == b""
+            assert made.payload == b""
+        spool.write()
+        assert [e.body for e in (one, two, three)] == [[], [], []]
         assert [spool.get(e) for e in (three, one, two)] == [b"d" * 100_000, b"abc", b""]
     assert not (tmp_path / "s").exists()
+
+
+def test_spool_writes_a_few_at_a_time_in_order(tmp_path: Path) -> None:
+    """Bodies are begun until the time is over, so a queue of any length holds the loop no longer than that."""
+    queued = [exchange([b"%d" % i]) for i in range(5)]
+    moments = iter(range(100))
+    with Spool(tmp_path / "s", clock=lambda: next(moments)) as spool:
+        for made in queued:
+            spool.put(made)
+        spool.write(3)
+        assert [bool(e.body) for e in queued] == [False, False, True, True, True], (
+            "begun at 1 and 2, not at 3"
+        )
+        spool.write(0)
+        assert sum(bool(e.body) for e in queued) == 3
+        assert [spool.get(e) for e in queued] == [b"0", b"1", b"2", b"3", b"4"]
+        assert not any(e.body for e in queued)
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     one, two = exchange([b"kept on disk"]), exchange([b"kept in memory"])
     with Spool(tmp_path / "s") as spool:
         spool.put(one)
+        spool.write()
         full = open("/dev/full", "r+b", buffering=0)  # noqa: SIM115, PTH123
         disk, spool._file = spool._file, full
         spool.put(two)
+        spool.write()
         spool._file = disk
         full.close()
         assert "No space left" in spool.problem

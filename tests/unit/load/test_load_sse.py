@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_pdperf.load.sse import Event, SseParser
+from pytest_pdperf.load.sse import Event, SseParser, says_done
 
 
 def parse(*chunks: bytes) -> list[Event]:
@@ -105,3 +105,32 @@ def test_an_event_is_dispatched_by_the_very_byte_it_names(pieces: list[bytes]) -
     bytewise = [(i + 1, e) for i in range(len(raw)) for e in parser.feed(raw[i : i + 1])]
     assert [e for _, e in bytewise] == events
     assert all(at == e.end for at, e in bytewise)
+
+
+@pytest.mark.parametrize(
+    ("body", "done"),
+    [
+        (b"data: [DONE]", True),
+        (b"data: [DONE]\n\n", True),
+        (b'data: {"a": [1]}\n\ndata:[DONE]\r\n\r\n', True),
+        (b"data: a\rdata: [DONE] ", True),
+        (b"", False),
+        (b"data: [DONE", False),
+        (b'data: {"text": "data: [DONE]"}\n\n', False),
+        (b"data: say data: [DONE]\n\n", False),
+        (b"data: " + b"x" * 40 + b"data: [DONE]", False),
+        (b"data: [1]\n\n", False),
+    ],
+)
+def test_the_end_mark_is_known_however_it_is_cut(body: bytes, done: bool) -> None:
+    """Whole, in two pieces or byte by byte: at the piece that completes it at the latest, and never elsewhere."""
+    cuts = [[body]] if body else [[]]
+    cuts += [[body[:i], body[i:]] for i in range(1, len(body))]
+    cuts.append([body[i : i + 1] for i in range(len(body))])
+    for pieces in cuts:
+        so_far = [says_done(pieces[: i + 1]) for i in range(len(pieces))]
+        assert any(so_far) is done, pieces
+
+
+def test_what_follows_the_end_mark_is_no_end() -> None:
+    assert not says_done([b"data: [DONE]\n\ndata: a\n\n"])
