@@ -243,11 +243,12 @@ class Connection:
             self._lost(End.EOF, "connection closed by the server")
             return
         stamp = receive_stamp(ancillary)
-        if may_span_events(data):
+        if not may_span_events(data):
+            self._segments.read_one(size, now)
+        elif not self._segments.is_one(now):
             self._read_each(data, stamp, now)
             return
         self._recv_into(self._buffer, size)
-        self._segments.read_one(size, now)
         self._take(data, stamp, now)
 
     def _read_each(self, data: bytes, last: int, now: int) -> None:

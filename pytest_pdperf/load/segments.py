@@ -62,7 +62,7 @@ class LoopWatch:
 class Segments:
     """Bookkeeping of one connection."""
 
-    __slots__ = ("_known", "_last_ns", "_reads", "_sock")
+    __slots__ = ("_known", "_last_ns", "_read", "_reads", "_sock")
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -70,17 +70,31 @@ class Segments:
 
     def restart(self, now: int) -> None:
         """Begin anew: everything that has arrived so far is read."""
+        self._recount(now)
+        self._read = self._known
+        """At least so many segments were read; fewer than in truth once a read held several of them."""
+
+    def _recount(self, now: int) -> None:
         self._known = data_segments(self._sock)
         self._reads = 0
         self._last_ns = now
 
     def read_one(self, size: int, now: int) -> None:
         """A read that held at most one event."""
+        self._read += 1
         if size > SMALL:
-            self.restart(now)
+            self._recount(now)
         else:
             self._reads += 1
             self._last_ns = now
+
+    def is_one(self, now: int) -> bool:
+        """Whether what is unread is one segment for certain, so that it has one stamp; it counts as read then."""
+        arrived = data_segments(self._sock)
+        if arrived - self._read != 1:
+            return False
+        self._known, self._reads, self._read, self._last_ns = arrived, 0, arrived, now
+        return True
 
     def read_several(self, data: bytes, stamps: Set[int], last: int, now: int, late: bool) -> int:
         """A read of several events: how many segments lost their own stamp by more than `HARMLESS_NS`."""
@@ -88,6 +102,7 @@ class Segments:
         lost = arrived - self._known - self._reads - len(stamps)
         worst = last - self._last_ns
         self._known, self._reads, self._last_ns = arrived, 0, now
+        self._read += len(stamps)
         if data.startswith(b"HTTP/"):
             lost -= HEAD_SENDS
         if b"[DONE]" in data:

@@ -29,8 +29,9 @@ def run_case(case: StreamCase, folder: Path) -> tuple[RequestRecord, Served, Dri
         driven = drive(
             target, [closed_plan(1, output_tokens=case.planned)], folder, expect=expect, timeout_s=20
         )
-        (record,) = driven.records
-        return record, server.served[0], driven
+    (record,) = driven.records
+    # The server is closed by now: its last send may return after the answer.
+    return record, server.served[0], driven
 
 
 @pytest.mark.parametrize("case", own_cases(), ids=lambda case: case.name)
@@ -192,5 +193,7 @@ def test_random_cuts_on_a_real_socket_give_the_same_record(tmp_path: Path) -> No
             found.append(
                 (record.status, record.text, record.event_tokens, record.output_tokens, record.finish_reason)
             )
-            assert all(served.sends[0][0] <= stamp <= served.sends[-1][1] for stamp in record.event_ns)
+            # Many small sends at once fill the congestion window: the last ones arrive after their send has returned.
+            stamps = (served.sends[0][0], *record.event_ns, record.end_ns or 0)
+            assert list(stamps) == sorted(stamps)
         assert len(set(found)) == 1

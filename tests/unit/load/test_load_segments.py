@@ -78,6 +78,35 @@ def test_a_large_read_may_be_many_segments(pair: tuple[socket.socket, socket.soc
     assert counted.read_several(TWO, {40 * MS}, 40 * MS, 41 * MS, True) == 0
 
 
+def test_one_segment_is_known_by_the_count_and_then_read(pair: tuple[socket.socket, socket.socket]) -> None:
+    counted = Segments(pair[1])
+    assert not counted.is_one(MS), "nothing has come"
+    arrive(pair, 1)
+    assert counted.is_one(2 * MS)
+    assert not counted.is_one(3 * MS), "it is read"
+    arrive(pair, 1)
+    counted.read_one(1, 4 * MS)
+    arrive(pair, 2)
+    assert not counted.is_one(5 * MS)
+    assert counted.read_several(TWO, {30 * MS}, 30 * MS, 31 * MS, True) == 1, "asking leaves the count alone"
+
+
+def test_two_segments_are_never_called_one(pair: tuple[socket.socket, socket.socket]) -> None:
+    """Where it is not certain how many were read, because several were read together or came in between."""
+    for read in ("large", "several"):
+        counted = Segments(pair[1])
+        arrive(pair, 3)
+        if read == "large":
+            counted.read_one(5000, MS)
+        else:
+            counted.read_several(TWO, {30 * MS, 31 * MS}, 31 * MS, 32 * MS, True)
+        arrive(pair, 1)
+        assert not counted.is_one(40 * MS), "the third may still be there"
+        counted.restart(50 * MS)
+        arrive(pair, 1)
+        assert counted.is_one(60 * MS), "an answer begins with nothing unread"
+
+
 def test_watch_is_late_while_its_timer_is_and_for_a_batch_after() -> None:
     watch = LoopWatch()
     watch.tick(MS)
