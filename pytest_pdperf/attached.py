@@ -277,6 +277,7 @@ def watched_of(deployment: Deployment, launch_: TopologyLaunch) -> Watched:
         kind=topology.kind,
         roles={name: role for name, role, _ in topology.instances},
         urls=deployment.named.urls,
+        router_page=next(iter(deployment.named.routers), None),
         asked=topology.kv_transfer.transport if topology.kind is Kind.PD and topology.kv_transfer else "auto",
     )
 
@@ -306,5 +307,6 @@ def _instruments(deployment: Deployment, launch_: TopologyLaunch) -> Instruments
     return Instruments(
         drain=drain,
         links=lambda uuids: LinkBytes(),
+        page=lambda url: scrape({"router": url}, PAGE_TIMEOUT_S, access=access)["router"],
         look=lambda pages: scrape(pages, MIDWAY_TIMEOUT_S, access=access),
     )
