@@ -40,6 +40,9 @@ MAX_PORT_PLANS = 5
 MAX_BRING_UPS = 3
 """Of one launch: the first, and two more after a role died."""
 
+MAX_FAILED_BRING_UPS = 2
+"""Of one launch: what fails twice fails every time, and each try may take minutes of GPUs."""
+
 
 class Bench(Measuring[Stack]):
     """Owns every process of the run. All methods are called from pytest's main thread."""
@@ -60,6 +63,7 @@ class Bench(Measuring[Stack]):
         self._owner = f"{run_id}/{worker}" if worker else run_id
         """Marks this process's engines: it ends those, and no sibling's."""
         self._bring_ups = 0
+        self._failures: list[BringUpError] = []
         self._started = False
         """Something was started since the GPUs were last seen empty."""
         self._foreign: ForeignUse | None = None
@@ -130,6 +134,7 @@ class Bench(Measuring[Stack]):
         super().begin(launch_)
         self.problems += self._overlap.drop(but=launch_)
         self._bring_ups = 0
+        self._failures = []
 
     def _forget(self) -> str:
         return "bringing the topology up again"
@@ -139,14 +144,23 @@ class Bench(Measuring[Stack]):
             raise UsageProblem(
                 f"{self.launch.id}: came up {MAX_BRING_UPS} times and did not stay up; giving up on it"
             )
+        if len(self._failures) >= MAX_FAILED_BRING_UPS:
+            raise BringUpError(
+                f"{self.launch.id} did not come up in {MAX_FAILED_BRING_UPS} tries and is not tried again; "
+                f"the last: {self._failures[-1].reason}"
+            )
         self._site.check()
         self._bring_ups += 1
         self._site.take_turn()
         started = time.monotonic()
         self._started = True
         with self._tell.bringing_up(self.launch.id):
-            beside = self._overlap.take(self.launch)
-            self._stack = beside or self._launch_now()
+            try:
+                beside = self._overlap.take(self.launch)
+                self._stack = beside or self._launch_now()
+            except BringUpError as failure:
+                self._failures.append(failure)
+                raise
             self._environment = self._read_environment(self._stack)
             self._watch = watch_stack(
                 self._stack,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .errors import CannotKeep
+from .errors import BringUpError, CannotKeep
 from .options import HOW_TO_RUN
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ SESSION: pytest.StashKey[Session] = pytest.StashKey()
 
 
 @contextmanager
-def _full_disk_in_plain_words() -> Iterator[None]:
+def _in_plain_words() -> Iterator[None]:
     try:
         yield
-    except CannotKeep as full:
-        raise pytest.fail.Exception(str(full), pytrace=False) from None
+    except (BringUpError, CannotKeep) as problem:
+        raise pytest.fail.Exception(str(problem), pytrace=False) from None
 
 
 class Measure:
@@ -45,7 +45,7 @@ class Measure:
 
     def __call__(self, cell: Cell | None = None) -> CellResult:
         """Measure `cell` (default: the parametrised one). Raises RoleDied when a process of the stack ends."""
-        with _full_disk_in_plain_words():
+        with _in_plain_words():
             return self._session.measure(self._item.nodeid, self._topology, cell or self._cell)
 
     @property
@@ -114,7 +114,7 @@ def cell(request: pytest.FixtureRequest) -> Cell:
 @pytest.fixture
 def stack(pdperf: Session, topology: Topology) -> Serving:
     """The topology, up and warm. Shared by its cells; brought up again after a role died."""
-    with _full_disk_in_plain_words():
+    with _in_plain_words():
         return pdperf.stack()
 
 

@@ -219,6 +219,8 @@ def obituary(plan: LaunchPlan, process: RoleProcess) -> tuple[str, str]:
     end = process.poll()
     how = end.describe() if end is not None else "still running"
     cause = blame(plan, process)
+    if cause is None and end is not None and end.code == 0:
+        cause = "it ended by itself, without an error: does its command serve when it is run by hand?"
     return (f"{how}: {cause}" if cause else how), tail(process.log)
 
 

@@ -100,9 +100,9 @@ class SimEngine:
         return None
 
     def root_cause(self, lines: Sequence[str]) -> str | None:
-        """The first ERROR line, else the last line of a traceback."""
+        """The first ERROR line or refused argument, else the last line of a traceback."""
         for line in lines:
-            if " ERROR " in line:
+            if " ERROR " in line or ": error: " in line:
                 return line.strip()
         for i, line in enumerate(lines):
             if "Traceback (most recent call last)" in line:

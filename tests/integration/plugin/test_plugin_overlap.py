@@ -86,7 +86,7 @@ def test_each_comes_up_beside_the_one_before_on_gpus_of_its_own(project: pytest.
             "*pair up * s after its turn had come*",
             "*bringing up broken meanwhile (--overlap-start)*",
             "*ERROR at setup of test_cell*broken*",
-            "*BringUpError: server-0 ended*exit code 2*",
+            "server-0 ended*exit code 2*",
         ]
     )
     (run,) = (project.path / "pdperf-results").iterdir()

@@ -250,11 +250,18 @@ def test_requests_that_go_straight_to_decode_are_named_as_that(project: pytest.P
 
 
 def test_an_engine_that_dies_while_loading_shows_its_cause(project: pytest.Pytester) -> None:
+    cells = ONE_CELL.replace("concurrency: [2]", "concurrency: [1, 2, 3, 4]")
+    (project.path / "fixtures" / "workloads" / "small.yaml").write_text(cells)
     result = run(project, "--engine-arg", "max_num_seqs=none-at-all")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(errors=4)
     text = result.stdout.str()
-    assert "BringUpError" in text
-    assert "none-at-all" in text
+    assert text.count("bringing up one") == 2, "what fails twice is not tried for every cell"
+    ended = r"server-0 ended \d+\.\d s after its start, stage '.*': exit code 2.*none-at-all.*"
+    result.stdout.re_match_lines(
+        [ended, ended, *[rf"one did not come up in 2 tries and is not tried again; the last: {ended}"] * 2]
+    )
+    assert "Traceback" not in text and "pytest_pdperf/" not in text, "a cause, not this plugin's insides"
     assert started_by(only_run(project)) == []
 
 
