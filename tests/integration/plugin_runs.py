@@ -1,11 +1,10 @@
-"""Runs of pytest inside a test that must have been measured: where the host starves the client the plugin rightly
-refuses to judge, and the test would have learned about the host.
-"""
+"""Runs of pytest inside a test, in a user's repository as small as it can be."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 
 import pytest
 
@@ -21,16 +20,30 @@ QWEN3_32B = {
 }
 """The config.json of a model that is planned for and never loaded."""
 TRIES = 4
-SPARED = ("-p", "no:hypothesispytest")
-"""A plugin of this repository's own tests whose import costs every run of pytest over a second of CPU."""
+SPARED = ("-p", "no:hypothesispytest", "-o", "asyncio_default_fixture_loop_scope=function")
+"""Plugins of this repository's own tests: the import of one costs over a second of CPU, the other warns."""
 STARVED = re.compile(
     "the client got too little CPU|requests in flight on average|clients were busy at once"
     "|behind schedule|client lag p99"
 )
 
 
+def with_fixtures(pytester: pytest.Pytester, texts: Mapping[str, str]) -> pytest.Pytester:
+    """The repository with these files below `fixtures/`, which must be new."""
+    for name, text in texts.items():
+        path = pytester.path / "fixtures" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x") as file:
+            file.write(text)
+    return pytester
+
+
 def measured_run(pytester: pytest.Pytester, *arguments: str, timeout: float) -> pytest.RunResult:
-    """Run pytest, again for as long as its client was starved: such a run stores nothing and its folder is removed."""
+    """Run pytest, again for as long as its client was starved: such a run stores nothing and its folder is removed.
+
+    For tests that want a verdict: of a starved client the plugin rightly refuses to judge, and the test would have
+    learned about the host.
+    """
     results = pytester.path / "pdperf-results"
     for tries_left in reversed(range(TRIES)):
         before = set(results.iterdir()) if results.exists() else set()

@@ -12,6 +12,7 @@ import pytest
 from pytest_pdperf.gpus.grammar import parse_gpus, resolve
 from pytest_pdperf.gpus.inventory import load_recorded
 from pytest_pdperf.gpus.lease import acquire
+from tests.integration.plugin_runs import with_fixtures
 
 INVENTORIES = Path(__file__).parents[2] / "data" / "inventories"
 
@@ -83,13 +84,13 @@ def test_two_topologies_that_do_not_fit_are_both_named_with_what_fits(
 def test_gpus_that_are_not_empty_again_are_an_error_of_the_topology(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SUITE)
     pytester.makeconftest(SPOILT)
-    for name, text in {
-        "topologies/one.yaml": "kind: aggregated\nroles:\n  server: {replicas: 1}\n",
-        "workloads/small.yaml": "shapes: [64/48]\nconcurrency: [2]\nrequests: 12\nwarmups: 1\ntimeout_s: 30\n",
-    }.items():
-        path = pytester.path / "fixtures" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    with_fixtures(
+        pytester,
+        {
+            "topologies/one.yaml": "kind: aggregated\nroles:\n  server: {replicas: 1}\n",
+            "workloads/small.yaml": "shapes: [64/48]\nconcurrency: [2]\nrequests: 12\nwarmups: 1\ntimeout_s: 30\n",
+        },
+    )
     wanted = ["--engine", "sim", "--topology", "one", "--workload", "small"]
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", *wanted)
     result.assert_outcomes(failed=1, errors=1)
@@ -125,14 +126,14 @@ def shared(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> tuple[
     pytester.makepyfile(SUITE)
     pytester.makeconftest(SHARED.format(inventory=str(INVENTORIES / "pcie-l40s-4x.json")))
     server = "kind: aggregated\nroles:\n  server: {replicas: 1}\n"
-    for name, text in {
-        "topologies/one.yaml": server,
-        "topologies/two.yaml": server,
-        "workloads/small.yaml": "shapes: [64/48]\nconcurrency: [2]\nrequests: 12\nwarmups: 1\ntimeout_s: 30\n",
-    }.items():
-        path = pytester.path / "fixtures" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    with_fixtures(
+        pytester,
+        {
+            "topologies/one.yaml": server,
+            "topologies/two.yaml": server,
+            "workloads/small.yaml": "shapes: [64/48]\nconcurrency: [2]\nrequests: 12\nwarmups: 1\ntimeout_s: 30\n",
+        },
+    )
     wanted = ["--engine", "sim", "--model", "fast", "--topology", "one,two", "--workload", "small"]
     return pytester, ["-p", "no:cacheprovider", "-n", "2", *wanted]
 

@@ -20,7 +20,7 @@ from pytest_pdperf.places.named import Named
 from pytest_pdperf.spec.topology import Role
 from pytest_pdperf.stack.access import Access
 from tests.integration.places.answering import answering
-from tests.integration.plugin_runs import measured_run
+from tests.integration.plugin_runs import measured_run, with_fixtures
 from tests.integration.sim.sim_processes import Process, house, until
 from tests.integration.sim.test_sim_router import start_router
 
@@ -73,10 +73,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A user's repository."""
     pytester.makepyfile(test_perf=SUITE)
-    for name, text in {"topologies/pair.yaml": PAIR, "workloads/small.yaml": CELL}.items():
-        path = pytester.path / "fixtures" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    with_fixtures(pytester, {"topologies/pair.yaml": PAIR, "workloads/small.yaml": CELL})
     return pytester
 
 

@@ -16,6 +16,7 @@ from pytest_pdperf.measure.cell_result import CellResult, MetricValue
 from pytest_pdperf.options import resolve
 from pytest_pdperf.provenance import Hardware, LaunchRecord
 from tests.integration.plugin.test_plugin_sim import AGGREGATED, ONE_CELL, SUITE
+from tests.integration.plugin_runs import SPARED, with_fixtures
 
 ARGUMENTS = {"engine": "sim", "topology": "one", "workload": "small"}
 CELL = "in64-out48-c2"
@@ -25,10 +26,7 @@ CELL = "in64-out48-c2"
 def stored(pytester: pytest.Pytester) -> Path:
     """The baseline file of a user's project, accepted from numbers that no launch had to produce."""
     pytester.makepyfile(test_perf=SUITE)
-    for name, text in {"topologies/one.yaml": AGGREGATED, "workloads/small.yaml": ONE_CELL}.items():
-        path = pytester.path / "fixtures" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    with_fixtures(pytester, {"topologies/one.yaml": AGGREGATED, "workloads/small.yaml": ONE_CELL})
     given = {f"pdperf_{name}": value for name, value in (ARGUMENTS | {"update_baselines": "create"}).items()}
     settings = resolve(given.get, lambda name: None)
     inputs = read_inputs(settings, pytester.path)
@@ -78,7 +76,7 @@ BAD: dict[str, tuple[Callable[[str], str], str]] = {
 
 def run(pytester: pytest.Pytester, *more: str) -> pytest.RunResult:
     given = [f"--{name}={value}" for name, value in ARGUMENTS.items()]
-    return pytester.runpytest_inprocess(*given, "-p", "no:cacheprovider", *more)
+    return pytester.runpytest_inprocess(*SPARED, *given, "-p", "no:cacheprovider", *more)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.plugin_runs import measured_run
+from tests.integration.plugin_runs import measured_run, with_fixtures
 
 SUITE = """
 import pytest
@@ -26,10 +26,7 @@ TOPOLOGIES = ("ranks", "pd-1p1d-example")
 def test_each_path_is_proven_in_its_own_way(pytester: pytest.Pytester) -> None:
     """Mooncake between roles that differ in tensor parallelism, and the shipped topology of files."""
     pytester.makepyfile(test_perf=SUITE)
-    for name, text in {"workloads/small.yaml": CELL, "topologies/ranks.yaml": RANKS}.items():
-        path = pytester.path / "fixtures" / name
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
+    with_fixtures(pytester, {"workloads/small.yaml": CELL, "topologies/ranks.yaml": RANKS})
     result = measured_run(
         pytester,
         *("-m", "pd", "--engine", "sim", "--topology", ",".join(TOPOLOGIES), "--workload", "small"),

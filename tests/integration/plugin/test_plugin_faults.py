@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.plugin_runs import with_fixtures
+
 SUITE = Path(__file__).parents[2] / "perf"
 TOPOLOGY = """
 kind: pd
@@ -21,9 +23,7 @@ roles:
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """The suite's own fault tests and one topology."""
     shutil.copy(SUITE / "test_faults.py", pytester.path / "test_faults.py")
-    path = pytester.path / "fixtures" / "topologies" / "trio.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text(TOPOLOGY)
+    with_fixtures(pytester, {"topologies/trio.yaml": TOPOLOGY})
     return pytester
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.integration.plugin_runs import measured_run
+from tests.integration.plugin_runs import measured_run, with_fixtures
 
 SUITE = """
 import pytest
@@ -33,13 +33,13 @@ def test_a_cell_that_the_disk_refuses_is_told_of_and_what_is_kept_is_resumed(
 ) -> None:
     pytester.makepyfile(test_perf=SUITE)
     pytester.makeconftest(FULL)
-    for name, text in {
-        "topologies/one.yaml": "kind: aggregated\nroles: {server: {replicas: 1}}\n",
-        "workloads/small.yaml": "shapes: [64/8]\nconcurrency: [1, 2, 3]\nrequests: 6\nwarmups: 1\n",
-    }.items():
-        path = pytester.path / "fixtures" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    with_fixtures(
+        pytester,
+        {
+            "topologies/one.yaml": "kind: aggregated\nroles: {server: {replicas: 1}}\n",
+            "workloads/small.yaml": "shapes: [64/8]\nconcurrency: [1, 2, 3]\nrequests: 6\nwarmups: 1\n",
+        },
+    )
     always = ("--engine", "sim", "--topology", "one", "--workload", "small", "-p", "no:cacheprovider")
     result = measured_run(pytester, *always, timeout=180)
     assert result.parseoutcomes() == {"passed": 1, "failed": 1, "errors": 1}

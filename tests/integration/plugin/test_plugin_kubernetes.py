@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.places.kube_api import TOKEN, FakeCluster, FakePod, kube_api
-from tests.integration.plugin_runs import measured_run
+from tests.integration.plugin_runs import measured_run, with_fixtures
 from tests.integration.sim.sim_processes import house, until
 from tests.integration.sim.test_sim_router import start_router
 
@@ -76,9 +76,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, api: Fak
     """A user's repository, with the cluster as kubectl would have it."""
     monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
     pytester.makepyfile(test_perf=SUITE)
-    path = pytester.path / "fixtures" / "workloads" / "small.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text(CELL)
+    with_fixtures(pytester, {"workloads/small.yaml": CELL})
     return pytester
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_pdperf.measure.mixed import Gaps, Mixed, Rate
 from pytest_pdperf.spec.topology import Kind
-from tests.integration.plugin_runs import measured_run
+from tests.integration.plugin_runs import measured_run, with_fixtures
 from tests.perf.test_mixed_load import stalls as stalls_of
 
 SUITE = Path(__file__).parents[2] / "perf"
@@ -52,15 +52,15 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A user's repository with the suite's own mixed-load and comparison tests."""
     for name in ("test_mixed_load.py", "test_pd_vs_aggregated.py"):
         shutil.copy(SUITE / name, pytester.path / name)
-    for name, text in {
-        "topologies/one.yaml": AGGREGATED,
-        "topologies/pair.yaml": PD,
-        "workloads/storm.yaml": WORKLOAD,
-        "expectations.yaml": CLAIMS,
-    }.items():
-        path = pytester.path / "fixtures" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    with_fixtures(
+        pytester,
+        {
+            "topologies/one.yaml": AGGREGATED,
+            "topologies/pair.yaml": PD,
+            "workloads/storm.yaml": WORKLOAD,
+            "expectations.yaml": CLAIMS,
+        },
+    )
     return pytester
 
 

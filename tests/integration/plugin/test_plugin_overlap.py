@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pdperf.stack import procfs
+from tests.integration.plugin_runs import with_fixtures
 
 INVENTORY = Path(__file__).parents[2] / "data" / "inventories" / "pcie-l40s-4x.json"
 
@@ -58,10 +59,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PDPERF_LEASE_DIR", str(pytester.path / "leases"))
     pytester.makepyfile(test_perf=SUITE)
-    for name, text in FILES.items():
-        path = pytester.path / "fixtures" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    with_fixtures(pytester, FILES)
     return pytester
 
 

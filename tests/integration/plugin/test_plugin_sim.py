@@ -13,7 +13,7 @@ import pytest
 
 from pytest_pdperf.evidence.naming import Fault
 from pytest_pdperf.report.outcomes import CellOutcome, load
-from tests.integration.plugin_runs import measured_run
+from tests.integration.plugin_runs import measured_run, with_fixtures
 
 SUITE = """
 import pytest
@@ -58,15 +58,15 @@ overrides:
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A user's repository with one small cell and two topologies of its own."""
     pytester.makepyfile(test_perf=SUITE)
-    for name, text in {
-        "topologies/one.yaml": AGGREGATED,
-        "topologies/pair.yaml": PD,
-        "workloads/small.yaml": ONE_CELL,
-        "tolerances.yaml": TOLERANCES,
-    }.items():
-        path = pytester.path / "fixtures" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    with_fixtures(
+        pytester,
+        {
+            "topologies/one.yaml": AGGREGATED,
+            "topologies/pair.yaml": PD,
+            "workloads/small.yaml": ONE_CELL,
+            "tolerances.yaml": TOLERANCES,
+        },
+    )
     return pytester
 
 

@@ -7,7 +7,7 @@ import pytest
 from pytest_pdperf.engines.registry import get_engine
 from pytest_pdperf.probing import exact_form
 from pytest_pdperf.routers.registry import get_router
-from tests.integration.plugin_runs import measured_run
+from tests.integration.plugin_runs import measured_run, with_fixtures
 
 SUITE = """
 import pytest
@@ -30,10 +30,7 @@ CELL = "shapes: [64/48]\nconcurrency: [2]\nrequests: 12\nwarmups: 1\ntimeout_s: 
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A user's repository with one small cell and one topology of its own."""
     pytester.makepyfile(test_perf=SUITE)
-    for name, text in {"topologies/pair.yaml": PD, "workloads/small.yaml": CELL}.items():
-        path = pytester.path / "fixtures" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    with_fixtures(pytester, {"topologies/pair.yaml": PD, "workloads/small.yaml": CELL})
     return pytester
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_pdperf.stack.ports import port_state
-from tests.integration.plugin_runs import QWEN3_32B, measured_run
+from tests.integration.plugin_runs import QWEN3_32B, measured_run, with_fixtures
 
 ROOT = Path(__file__).parents[3]
 INVENTORY = ROOT / "tests" / "data" / "inventories" / "hgx-h200-8x.json"
@@ -31,9 +31,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A user's repository with the suite's fixed shapes and a workload of two cells."""
     source = ROOT / "tests" / "perf" / "test_fixed_shapes.py"
     (pytester.path / "test_fixed_shapes.py").write_text(source.read_text())
-    path = pytester.path / "fixtures" / "workloads" / "short.yaml"
-    path.parent.mkdir(parents=True)
-    path.write_text(WORKLOAD)
+    with_fixtures(pytester, {"workloads/short.yaml": WORKLOAD})
     return pytester
 
 
@@ -139,9 +137,7 @@ def test_the_first_measurement_runs_on_simulated_engines(project: pytest.Pyteste
     """The shipped files but for the port, which another process of this machine may have."""
     text = (ROOT / "fixtures" / "topologies" / "first-measurement.yaml").read_text()
     assert "router: {port: 8000}\n" in text
-    path = project.path / "fixtures" / "topologies" / "first-measurement.yaml"
-    path.parent.mkdir()
-    path.write_text(text.replace("router: {port: 8000}\n", ""))
+    with_fixtures(project, {"topologies/first-measurement.yaml": text.replace("router: {port: 8000}\n", "")})
     result = measured_run(
         project,
         *(

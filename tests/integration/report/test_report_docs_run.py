@@ -16,7 +16,7 @@ import pytest
 
 import pytest_pdperf
 from pytest_pdperf.cli import main
-from tests.integration.plugin_runs import QWEN3_32B
+from tests.integration.plugin_runs import QWEN3_32B, SPARED
 from tests.integration.report.doc_examples import DOCS, README, ROOT, blocks, commands
 from tests.unit.report.report_data import cell_of, closed_loop, history_of, small_run, write_cell
 
@@ -123,9 +123,7 @@ def planned(pytester: pytest.Pytester, words: list[str]) -> pytest.RunResult:
     if "--engine" not in given:
         added += [] if "--engine-env" in given else ["--engine-env=opt/engines/vllm"]
         added += [] if given & {"--gpu-inventory", "--launcher"} else ["--gpu-inventory=node.json"]
-    return pytester.runpytest_inprocess(
-        *words[1:], *added, "-p", "no:cacheprovider", "-p", "no:hypothesispytest"
-    )
+    return pytester.runpytest_inprocess(*words[1:], *added, "-p", "no:cacheprovider", *SPARED)
 
 
 @pytest.fixture(scope="module", autouse=True)

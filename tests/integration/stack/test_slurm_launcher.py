@@ -24,6 +24,7 @@ from pytest_pdperf.stack.plan import LaunchPlan, plan_launch
 from pytest_pdperf.stack.slurm.asking import read_wish
 from pytest_pdperf.stack.slurm.client import slurm
 from pytest_pdperf.stack.slurm.job import JobHolder
+from tests.integration.plugin_runs import with_fixtures
 from tests.integration.stack.slurm_cluster import Cluster, lacking, slurm_cluster
 from tests.integration.stack.stack_fakes import PROGRAMS
 
@@ -71,9 +72,7 @@ def until(true: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -
 def project(pytester: pytest.Pytester, requests: int) -> list[str]:
     """A user's repository with one cell; the arguments that run it over both nodes."""
     pytester.makepyfile(test_perf=SUITE)
-    workload = pytester.path / "fixtures" / "workloads" / "one.yaml"
-    workload.parent.mkdir(parents=True)
-    workload.write_text(CELL.format(requests=requests))
+    with_fixtures(pytester, {"workloads/one.yaml": CELL.format(requests=requests)})
     places = ("--engine=sim", "--launcher=slurm", "--topology=pd-1p2d", "--workload=one")
     return [
         *places,
