@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 
 import pytest_pdperf.session  # noqa: F401 - pytester forgets what a run in this process imports; numpy loads only once
-from pytest_pdperf.inputs import read_inputs
-from pytest_pdperf.judging import Judging
-from pytest_pdperf.measure.cell_result import CellResult, MetricValue
-from pytest_pdperf.options import resolve
-from pytest_pdperf.provenance import Hardware, LaunchRecord
+from tests.integration.plugin.accepted import accepted
 from tests.integration.plugin.test_plugin_sim import AGGREGATED, ONE_CELL, SUITE
 from tests.integration.plugin_runs import SPARED, with_fixtures
 
@@ -27,16 +23,7 @@ def stored(pytester: pytest.Pytester) -> Path:
     """The baseline file of a user's project, accepted from numbers that no launch had to produce."""
     pytester.makepyfile(test_perf=SUITE)
     with_fixtures(pytester, {"topologies/one.yaml": AGGREGATED, "workloads/small.yaml": ONE_CELL})
-    given = {f"pdperf_{name}": value for name, value in (ARGUMENTS | {"update_baselines": "create"}).items()}
-    settings = resolve(given.get, lambda name: None)
-    inputs = read_inputs(settings, pytester.path)
-    judging = Judging(settings, inputs, pytester.path, "earlier")
-    numbers = {"tpot_ms_p50": MetricValue(5.0, 12), "output_tps": MetricValue(400.0, 12)}
-    result = CellResult("one", "small", CELL, numbers, requests=12, ok=12)
-    judging.judge(inputs.topologies[0], result, LaunchRecord(Hardware("simulated", 0, "loopback")), 1)
-    assert judging.update_baselines()
-    (path,) = (pytester.path / "baselines").rglob("one.json")
-    return path
+    return accepted(pytester, ARGUMENTS, CELL, {"tpot_ms_p50": 5.0, "output_tps": 400.0})
 
 
 def edited(change: Callable[[dict[str, Any]], None]) -> Callable[[str], str]:

@@ -14,50 +14,44 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-FILES = {
-    "test_perf.py": """
+from tests.integration.plugin.accepted import accepted
+from tests.integration.plugin_runs import SPARED, with_fixtures
+
+SUITE = """
 import pytest
 
 @pytest.mark.pdperf_cells("single")
 def test_cell(measure, gate):
     gate.check(measure())
-""",
-    "fixtures/topologies/one.yaml": "kind: aggregated\nroles:\n  server: {replicas: 1}\n",
-    "fixtures/topologies/pair.yaml": "kind: pd\nroles:\n  prefill: {replicas: 1}\n  decode: {replicas: 1}\n",
-    "fixtures/topologies/other.yaml": "kind: aggregated\nroles:\n  server: {replicas: 1}\n",
-    "fixtures/workloads/small.yaml": (
-        "shapes: [64/16]\nconcurrency: [2]\nrequests: 12\nwarmups: 1\ntimeout_s: 30\n"
-    ),
-    "fixtures/tolerances.yaml": """
+"""
+SERVER = "kind: aggregated\nroles: {server: {replicas: 1}}\n"
+WORKLOAD = "shapes: [64/16]\nconcurrency: [2]\nrequests: 8\nwarmups: 1\ntimeout_s: 30\n"
+CELL = "in64-out16-c2"
+TOLERANCES = """
 overrides:
-  - {metric: "ttft_*", tau: 2.0, floor: 50.0, reason: the host of this test}
-  - {metric: "itl_*", tau: 2.0, floor: 50.0, reason: the host of this test}
-  - {metric: "e2e_*", tau: 2.0, floor: 500.0, reason: the host of this test}
-  - {metric: output_tps, tau: 2.0, reason: the host of this test}
   - {metric: "tpot_*", tau: 0.5, reason: the host of this test}
-""",
-}
-ALWAYS = ("--engine", "sim", "--workload", "small", "-p", "no:hypothesispytest")
-"""Without the plugin of hypothesis, which costs each of these processes more than this one does."""
-STEP = "server.decode_step={}"
-"""Times 5 ms. Tokens that are 20 ms apart: a client that waits for a core still has a stamp for each."""
+"""
+RUN = {"engine": "sim", "workload": "small"}
+ALWAYS = (*(f"--{name}={value}" for name, value in RUN.items()), *SPARED)
+SLOW = "server.decode_step=8"
+"""Tokens that are 40 ms apart: a client that waits for a core still has a stamp for each."""
+BASELINE_MS = 10.0
+"""What the one topology with a baseline took for a token before."""
 
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A repository with one cell on two topologies."""
-    for name, text in FILES.items():
-        path = pytester.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return pytester
+    pytester.makepyfile(test_perf=SUITE)
+    files = {"topologies/one.yaml": SERVER, "topologies/other.yaml": SERVER, "workloads/small.yaml": WORKLOAD}
+    return with_fixtures(pytester, {**files, "tolerances.yaml": TOLERANCES})
 
 
 INVENTORY = Path(__file__).parents[2] / "data" / "inventories" / "recorded-h200-2x.json"
 
 
-def run(project: pytest.Pytester, *arguments: str, topology: str = "one,other") -> pytest.RunResult:
-    return project.runpytest_subprocess(*ALWAYS, "--topology", topology, *arguments, timeout=240)
+def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return project.runpytest_subprocess(*ALWAYS, "--topology", "one,other", *arguments, timeout=240)
 
 
 def newest_run(project: pytest.Pytester) -> Path:
@@ -77,25 +71,24 @@ def not_at_once(logs: Path, *launches: str) -> bool:
 
 def test_two_workers_measure_and_one_decides(project: pytest.Pytester) -> None:
     """On one virtual GPU, where the workers take turns; one topology has a baseline, the other gets one."""
-    gpus = ("--gpus", "0", f"--gpu-inventory={INVENTORY}")
-    known = run(project, *gpus, "--sim-fault", STEP.format(4), "--update-baselines=create", topology="one")
-    assert known.ret == 0
+    speeds = json.dumps({"server-0": [{"step_s": BASELINE_MS / 1e3}] * 2})
+    accepted(
+        project, RUN | {"topology": "one"}, CELL, {"tpot_ms_p50": BASELINE_MS}, environment={"speeds": speeds}
+    )
     slow = run(
         project,
-        *gpus,
-        "-n",
-        "2",
+        *("--gpus", "0", f"--gpu-inventory={INVENTORY}", "-n", "2"),
         "--sim-fault",
-        STEP.format(12),
+        SLOW,
         "--update-baselines=create",
         "--junit-xml=j.xml",
     )
     assert slow.parseoutcomes()["suspect"] == 1
-    slow.stdout.fnmatch_lines(["*one * 12/12 *", "*other * 12/12 *"], consecutive=False)
+    slow.stdout.fnmatch_lines(["*one * 8/8 *", "*other * 8/8 *"], consecutive=False)
     slow.stdout.fnmatch_lines(
         ["*suspect series in 1 cells*", "*FAIL*tpot_ms_p50*confirmed by 2 more launches*", "*1 FAIL*"]
     )
-    assert slow.stdout.str().count("small/in64-out16-c2: created") == 1
+    assert slow.stdout.str().count(f"small/{CELL}: created") == 1
     folder = newest_run(project)
     assert sorted(path.name for path in (folder / "logs").iterdir()) == [
         "one", "one-launch1001", "one-launch1002", "other",
@@ -123,16 +116,16 @@ def test_two_workers_measure_and_one_decides(project: pytest.Pytester) -> None:
 def test_the_first_failure_ends_the_run_under_x_and_reports_need_no_terminal(
     project: pytest.Pytester,
 ) -> None:
-    broken = ("--sim-fault", "decode.error_in_stream=0.5", "-p", "no:terminal", "-x")
-    assert run(project, *broken, topology="pair,one").ret == pytest.ExitCode.TESTS_FAILED
+    broken = ("--sim-fault", "server.error_in_stream=every:4", "-p", "no:terminal", "-x")
+    assert run(project, *broken).ret == pytest.ExitCode.TESTS_FAILED
     folder = newest_run(project)
     summary = json.loads((folder / "summary.json").read_text())
-    assert [(cell["topology"], cell["verdict"]) for cell in summary["cells"]] == [("pair", "INVALID")]
+    assert [(cell["topology"], cell["verdict"]) for cell in summary["cells"]] == [("one", "INVALID")]
     assert {"report.html", "report.md"} <= {path.name for path in folder.iterdir()}
 
 
 def test_ctrl_c_ends_the_workers_and_all_that_they_started(project: pytest.Pytester) -> None:
-    many = FILES["fixtures/workloads/small.yaml"].replace("requests: 12", "requests: 400")
+    many = WORKLOAD.replace("requests: 8", "requests: 400")
     (project.path / "fixtures/workloads/small.yaml").write_text(many)
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *ALWAYS, "--topology", "one,other", "-n", "2"],
