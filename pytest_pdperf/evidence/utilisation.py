@@ -78,7 +78,7 @@ def _seconds(
     return total
 
 
-Limit = Literal["prefill", "transfer", "decode", "none", "unknown"]
+Limit = Literal["prefill", "transfer", "decode", "transfer or decode", "none", "unknown"]
 
 _WAITS: tuple[tuple[Limit, str], ...] = (
     ("prefill", "prefill_queue"),
@@ -90,11 +90,15 @@ _WAITS: tuple[tuple[Limit, str], ...] = (
 def limiting_role(split: TtftSplit | Unknown) -> Limit:
     """What a request waits for longest before its first token, if that wait matters at all.
 
-    `unknown` when any of the waits is not known: the unknown one could be the longest.
+    vLLM counts the wait for remote KV in decode's queue: where its connector does not time the transfer (Mooncake), the
+    two are one wait, `transfer or decode`. Else `unknown` when any of the waits is not known: it could be the longest.
     """
     if isinstance(split, Unknown):
         return "unknown"
     waits = [(name, split.stages.get(stage)) for name, stage in _WAITS]
+    if split.stages.get("transfer") is None and split.stages.get("first_decode_step") is not None:
+        both: Limit = "transfer or decode"
+        waits = [waits[0], (both, split.stages.get("decode_queue"))]
     if any(value is None for _, value in waits):
         return "unknown"
     name, longest = max(((name, value or 0.0) for name, value in waits), key=lambda row: row[1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from pytest_pdperf.evidence.utilisation import limiting_role
+
 from .grid import Grid, Series, usable
 from .outcomes import CellOutcome
 from .section import Section
@@ -16,6 +18,8 @@ WORDS: Mapping[str, str] = {
     "prefill": "prefill limits: requests queue for a free prefill engine, so more prefill would help first",
     "decode": "decode limits: prompts are ready and queue for a free decode engine, so more decode would help first",
     "transfer": "the KV transfer limits: it is the longest wait before the first token; look at the link",
+    "transfer or decode": "the KV transfer or decode limits: prompts wait longest at the decode engine, whose "
+    "connector does not time the transfer; look at the link first",
     "none": "no role limits: queues are short, so more engines would change little for so many clients",
     "unknown": "which role limits is not known: the engines do not time all of their queues",
 }
@@ -24,6 +28,8 @@ WORDS: Mapping[str, str] = {
 def limit_of(outcome: CellOutcome) -> str:
     """What is short in a cell, a key of `WORDS`: what requests wait for longest, if enough of them wait."""
     longest = str(at(outcome.details, "limiting") or "unknown")
+    if longest == "unknown" and outcome.ttft_split is not None:
+        longest = limiting_role(outcome.ttft_split)
     if longest in ("prefill", "decode"):
         waiting = at(outcome.details, "roles", longest, "waiting")
         if not isinstance(waiting, int | float):

@@ -22,7 +22,7 @@ def contest(grid: Grid) -> Section | None:
     lines: list[str] = []
     rows: list[tuple[str, ...]] = []
     for series in grid.series:
-        reference = grid.reference(series)
+        reference = grid.control(series)
         if series.kind != PD or series.launch != 1 or reference is None or reference.kind != AGGREGATED:
             continue
         cells = _cells(grid, series, reference)

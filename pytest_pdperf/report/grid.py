@@ -89,6 +89,11 @@ class Grid:
             return self.other_path(series)
         return nearest[0] if nearest[0].colour != series.colour else None
 
+    def control(self, series: Series) -> Series | None:
+        """The aggregated column that a PD column is compared with: of its own run first, which has the same engine."""
+        own = [s for s in self.series if s.run is series.run and s.kind == "aggregated" and s.launch == 1]
+        return own[0] if own else self.reference(series)
+
     def other_path(self, series: Series) -> Series | None:
         """What TCP is held against: the column of the same run that differs only in how the KV cache moves.
 

@@ -83,7 +83,11 @@ def test_a_stage_without_a_metric_stays_unknown_and_is_said() -> None:
     assert found.stages["transfer"] is None
     assert found.stages["decode_queue"] == pytest.approx(18.0)
     assert any("transfer_seconds" in note for note in found.notes)
-    assert limiting_role(found) == "unknown"
+    assert limiting_role(found) == "none", "decode's queue holds the transfer, and is short"
+    late = {**found.stages, "decode_queue": 80.0}
+    assert limiting_role(replace(found, stages=late)) == "transfer or decode"
+    assert limiting_role(replace(found, stages={**late, "prefill_queue": 90.0})) == "prefill"
+    assert limiting_role(replace(found, stages={**found.stages, "decode_queue": None})) == "unknown"
 
 
 @pytest.mark.parametrize(

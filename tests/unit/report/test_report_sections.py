@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_pdperf.evidence.ttft_split import TtftSplit
 from pytest_pdperf.measure.cell_result import MetricValue
 from pytest_pdperf.report.balance import balance, limit_of
 from pytest_pdperf.report.ci import step_summary
@@ -107,3 +108,25 @@ def test_every_format_has_both_parts_and_escapes_them() -> None:
     hostile = replace(PD[0], topology="<b>|x")
     text = "\n".join(render([Run(name="r", folder=Path("r"), outcomes=(hostile, *PLAIN))]))
     assert "<b>" not in text and "&lt;b&gt;\\|x wins" in text
+
+
+def test_each_engines_pd_is_held_against_its_own_aggregated_servers() -> None:
+    def side(name: str, engine: str, *cells: CellOutcome) -> Run:
+        return Run(name=name, folder=Path(name), outcomes=tuple(replace(c, engine=engine) for c in cells))
+
+    slow = (cell(FIRST, "pd-1p2d", 300.0, 10.0), cell(FIRST, "aggregated-3x", 100.0, 40.0))
+    found = contest(build_grid([side("a", "vllm", PD[0], PLAIN[0]), side("b", "sglang", *slow)]))
+    assert found is not None
+    assert [row[1:] for row in found.rows] == [
+        ("pd-1p2d (vllm)", "aggregated-3x (vllm)", "ITL p99 -75%", "TTFT p50 +100%"),
+        ("pd-1p2d (sglang)", "aggregated-3x (sglang)", "ITL p99 -75%", "TTFT p50 +200%"),
+    ]
+
+
+def test_a_limit_that_was_not_known_is_looked_for_in_the_stages() -> None:
+    stages = {"prefill_queue": 1.0, "transfer": None, "decode_queue": 80.0, "first_decode_step": 8.0}
+    one = replace(PD[0], details={"limiting": "unknown", "roles": roles(0.0, 1.5)})
+    assert limit_of(one) == "unknown"
+    assert limit_of(replace(one, ttft_split=TtftSplit(100.0, stages, 0.0))) == "transfer or decode"
+    found = balance(grid(replace(one, ttft_split=TtftSplit(100.0, stages, 0.0))))
+    assert found is not None and "whose connector does not time the transfer" in found.lines[0]
