@@ -18,6 +18,7 @@ from pytest_pdperf.spec.topology import Kind, Role
 from .access_log import RoleCounts, count_posts, judge_posts
 from .drain import Drain
 from .exposition import Snapshot, Unknown
+from .gpu_curve import curves_of
 from .gpu_findings import capped, throttled
 from .gpu_trace import GpuSummary, Look, ThrottleVerdict, energy_per_token, judge_throttle, summarise
 from .kv_errors import KvErrors, read_kv_errors
@@ -104,6 +105,8 @@ class CellEvidence:
     transport: TransportVerdict | None
     """None without KV transfer."""
     gpus: tuple[GpuSummary, ...]
+    gpu_looks: tuple[Look, ...]
+    """What those summaries were made of."""
     throttle: ThrottleVerdict | None
     """None without GPUs."""
     energy_per_output_token_j: float | None
@@ -139,6 +142,7 @@ class CellEvidence:
             "limiting": self.limiting,
             "transport": _plain(self.transport),
             "gpus": [_plain(row) for row in self.gpus],
+            "gpu_trace": curves_of(self.gpu_looks),
             "throttle": _plain(self.throttle),
             "energy_per_output_token_j": self.energy_per_output_token_j,
             "kv_log": _plain(self.kv_log),
@@ -171,7 +175,8 @@ def judge_cell(watched: Watched, seen: Seen, records: CellRecords) -> CellEviden
     engine_lines = {name: seen.lines.get(name) for name in watched.roles}
     kv_log = judge_kv_logs(engine_lines, watched.roles) if pd else None
     errors = read_kv_errors(line for lines in engine_lines.values() for line in lines or ())
-    gpus = summarise(row for row in seen.looks if row.uuid in watched.uuids)
+    looks = tuple(row for row in seen.looks if row.uuid in watched.uuids)
+    gpus = summarise(looks)
     throttle = judge_throttle(gpus) if watched.uuids else None
     counts = _role_counts(watched, engine_lines, len(requests))
     evidence = with_retries(evidence, router_retries(seen.router_before, seen.router_after), counts)
@@ -182,6 +187,7 @@ def judge_cell(watched: Watched, seen: Seen, records: CellRecords) -> CellEviden
         limiting=limiting_role(split) if pd else "unknown",
         transport=transport,
         gpus=gpus,
+        gpu_looks=looks,
         throttle=throttle,
         energy_per_output_token_j=_energy(seen.looks, watched.uuids, records),
         kv_log=kv_log,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from pytest_pdperf.evidence.ttft_split import STAGES, TtftSplit
 from pytest_pdperf.measure.table import METRICS, Metric
 
-from .charts import Curve, ecdf, lanes, missing, stage_bars
+from .charts import Curve, Figure, ecdf, lanes, missing, stage_bars
+from .gpu_view import gpu_figures
 from .grid import Grid, Row, Series, best_of
 from .heat import shown, tip
 from .outcomes import CellOutcome
@@ -20,15 +19,6 @@ from .source import Hole
 
 ATTENTION = frozenset({"FAIL", "INVALID", "SUSPECT", "INCONCLUSIVE"})
 """Verdicts whose cells are shown unfolded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A picture with what is said below it."""
-
-    title: str
-    picture: Markup
-    caption: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +42,8 @@ class CellView:
     stages: Figure | None
     """Stages of the TTFT, where an engine told them."""
     timelines: tuple[Figure, ...]
+    gpus: tuple[Figure, ...]
+    """Curves of the GPUs; none where no GPU was sampled."""
     server: tuple[tuple[str, str, tuple[str, ...]], ...]
     """(label, definition, text of each series) of what the server side said."""
     numbers: tuple[NumberRow, ...]
@@ -92,6 +84,9 @@ def _view(number: int, row: Row) -> CellView:
         charts=tuple(_charts(row, samples)),
         stages=_stage_figure(row),
         timelines=tuple(_timelines(samples)),
+        gpus=tuple(
+            figure for series, outcome in row.outcomes() for figure in gpu_figures(outcome, series.label)
+        ),
         server=tuple(server_rows([e if isinstance(e, CellOutcome) else None for _, e in row.entries])),
         numbers=tuple(_numbers(row)),
         notes=tuple(dict.fromkeys(notes)),

@@ -35,6 +35,15 @@ DEPTH_LABELS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """A picture with what is said below it."""
+
+    title: str
+    picture: Markup
+    caption: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Curve:
     """One line of a chart: where its colour comes from, and what it is called."""
 
@@ -231,6 +240,36 @@ def over_concurrency(
             )
         parts.append(element("g", *inner, class_=curve.style))
     return _picture(parts, f"{what} over concurrency", SMALL_WIDTH, SMALL_HEIGHT)
+
+
+def over_time(
+    curves: Sequence[tuple[Curve, Sequence[Point]]], what: str, marks: Sequence[tuple[float, str]] = ()
+) -> Markup:
+    """A value over the seconds of a cell, a line a device; `marks` are (second, words) of moments to be seen."""
+    shown = [(curve, points) for curve, points in curves if points]
+    if not shown:
+        return missing(f"{what} was not measured")
+    last = max([point.x for _, points in shown for point in points] + [second for second, _ in marks])
+    x = Scale(0.0, last or 1.0, LEFT, SMALL_WIDTH - RIGHT)
+    base = SMALL_HEIGHT - BOTTOM
+    y = spread([point.y for _, points in shown for point in points], start=base, end=TOP, log_from=math.inf)
+    parts: list[Markup] = []
+    for tick in y.ticks(4):
+        parts.append(line(LEFT, y(tick), SMALL_WIDTH - RIGHT, y(tick), class_="grid"))
+        parts.append(text(LEFT - 5, y(tick) + 3.5, short(tick), class_="tick end"))
+    parts += [text(x(tick), base + 14, short(tick), class_="tick mid") for tick in x.ticks(4)]
+    parts.append(line(LEFT, base, SMALL_WIDTH - RIGHT, base, class_="axis"))
+    parts.append(text(SMALL_WIDTH - RIGHT, SMALL_HEIGHT - 4, "seconds", class_="tick end"))
+    for curve, points in shown:
+        path = polyline([(x(point.x), y(point.y)) for point in points])
+        low, high = min(p.y for p in points), max(p.y for p in points)
+        title = element("title", f"{curve.label}: {what} {short(low)} to {short(high)}; {points[-1].words}")
+        drawn = (element("path", d=path, class_="curve"), element("path", d=path, class_="hit"))
+        parts.append(element("g", title, *drawn, class_=curve.style))
+    for second, words in marks:
+        mark = line(x(second), base - 9, x(second), base, class_="hot")
+        parts.append(element("g", element("title", f"throttled at {second:.0f} s, {words}"), mark))
+    return _picture(parts, f"{what} over time", SMALL_WIDTH, SMALL_HEIGHT)
 
 
 def stage_bars(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]]]], stages: Sequence[str]) -> Markup:

@@ -14,8 +14,8 @@ from pytest_pdperf.measure.table import METRICS
 from pytest_pdperf.writing import whole
 
 from .balance import balance
-from .cell_view import Figure, cell_views, curve_of
-from .charts import COLOURS, Curve, Point, over_concurrency
+from .cell_view import cell_views, curve_of
+from .charts import COLOURS, Curve, Figure, Point, over_concurrency
 from .claims import HEADINGS, Claim, Kind, claims_of
 from .contest import contest
 from .facts import commands_of, fact_table, settings_of

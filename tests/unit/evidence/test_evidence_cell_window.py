@@ -215,6 +215,9 @@ def test_heat_makes_a_cell_invalid_and_a_power_cap_is_said() -> None:
     cool = judge_cell(GPUS, replace(SEEN, looks=looks(())), records())
     assert (cool.problems, cool.warnings) == ((), ())
     assert cool.throttle is not None
+    traces = [(one["uuid"], len(one["t_s"])) for one in cool.details()["gpu_trace"]]
+    assert traces == [("GPU-0", 11), ("GPU-1", 11)]
+    assert judge_cell(WATCHED, SEEN, records()).details()["gpu_trace"] == []
     assert cool.throttle.status == "clean"
 
 
