@@ -15,8 +15,9 @@ from .engines.foreign import ForeignEngine
 from .engines.registry import get_engine
 from .errors import UsageProblem
 from .gate.paired import Expectation, load_expectations
-from .gpus.grammar import GpuRequest, parse_gpus
+from .gpus.grammar import GpuRequest, parse_gpus, resolve
 from .gpus.inventory import Inventory, load_recorded
+from .gpus.nvml import read_inventory
 from .measure.table import METRICS
 from .options import BY_NAME, Settings
 from .places.deployment import Deployment, look
@@ -244,6 +245,10 @@ def _usual_model(settings: Settings, gpus: GpuRequest | None) -> str:
     tiny = Path(settings["engine_env"] or "") / "tiny-qwen3"
     if gpus.cpu and settings["engine_env"] and tiny.is_dir():
         return str(tiny)
+    if not gpus.cpu and not settings["gpu_inventory"] and settings["launcher"] != "slurm":
+        resolve(
+            gpus, read_inventory(), os.environ.get("CUDA_VISIBLE_DEVICES")
+        )  # no model helps without a GPU
     raise UsageProblem("--model is missing: give the path or name of the model that the engine shall load")
 
 

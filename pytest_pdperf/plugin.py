@@ -203,7 +203,11 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
             reporter.write_line(line)
         session.items.clear()
         return (yield)
+    kept = pdperf.kept()
     result = yield
+    # pytest's exit status is about what this process ran; a resumed run is also what was kept of it.
+    session.testsfailed += sum(kept)
+    session.testscollected = session.testscollected or len(kept)
     suspects = session.config.stash[SUSPECTS]
     for nodeid, problem in pdperf.confirm().items():
         if nodeid in suspects.reports:
@@ -285,6 +289,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     """Show the tables and what became of the baselines; write the reports."""
     pdperf = config.stash.get(SESSION, None)
     if pdperf is None:
+        skipped = terminalreporter.stats.get("skipped", ())
+        if any(HOW_TO_RUN in str(report.longrepr) for report in skipped):
+            terminalreporter.write_line(HOW_TO_RUN)
         return
     from .report.ci import write_run_outputs
     from .report.terminal import write_summary

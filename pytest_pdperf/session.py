@@ -28,7 +28,7 @@ from .options import BY_NAME, Settings
 from .overlap import possible_here
 from .project import ROOM_TO_BEGIN, make_folder, project_root
 from .report.causes import cause_lines, explained
-from .report.outcomes import CellOutcome, RunSummary, file_of, load
+from .report.outcomes import CellOutcome, RunSummary, file_of, is_red, load, settled, with_acceptance
 from .report.ttft_stage import circumstances
 from .run_files import CELLS, RunFiles
 from .sites import site_for
@@ -97,12 +97,17 @@ class Session:
         """Items that the run to be resumed has measured already and that need no second look."""
         if not self.settings["resume"]:
             return []
-        outcomes, _ = self._load()
-        kept = {o.nodeid: o for o in outcomes if o.verdict not in ("", "INVALID", "SUSPECT")}
+        kept = {outcome.nodeid: outcome for outcome in settled(self._load()[0])}
         done = [item for item in items if item.nodeid in kept]
         self._outcomes |= {(o.topology, o.result.cell, o.launch): o for o in kept.values()}
-        self.bench.problems.append(f"resumed: {len(kept)} cells kept from run {self.run_id}")
+        red = f", {sum(self.kept())} of them red" if any(self.kept()) else ""
+        self.bench.problems.append(f"resumed: {len(kept)} cells kept from run {self.run_id}{red}")
         return done
+
+    def kept(self) -> list[bool]:
+        """For each cell kept from the run to be resumed, whether it makes the run red."""
+        cells = settled(self._load()[0]) if self.settings["resume"] else []
+        return [is_red(cell, self.judging.require_baseline) for cell in cells]
 
     def prepare(self, items: Sequence[pytest.Item]) -> None:
         """Check what the selected items need. Raises UsageProblem before anything starts."""
@@ -238,6 +243,7 @@ class Session:
                 rows=cell.notable,
                 judged=verdict.rows,
                 naming=told.naming,
+                details=with_acceptance(outcome.details, cell.accepted),
             )
         )
 

@@ -11,13 +11,17 @@ import orjson
 
 from pytest_pdperf.evidence.naming import Naming
 from pytest_pdperf.evidence.ttft_split import TtftSplit
-from pytest_pdperf.gate.verdict import Verdict, VerdictRow
+from pytest_pdperf.gate.verdict import Verdict, VerdictRow, blocks
 from pytest_pdperf.measure.cell_result import CellResult
 from pytest_pdperf.writing import whole
 
 from .kv_path import kin_together, read_kv_path
 
 SCHEMA = 1
+ACCEPTED = "accepted"
+"""In the details of a cell whose numbers `--update-baselines` made the new normal."""
+UNSETTLED = frozenset({"", "INVALID", "INCONCLUSIVE", "SUSPECT"})
+"""Verdicts that say nothing of the cell's speed, so that a resumed run measures it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +164,18 @@ def cells_of(outcomes: Iterable[CellOutcome]) -> dict[str, list[CellOutcome]]:
     for outcome in outcomes:
         grouped.setdefault(outcome.result.cell, []).append(outcome)
     return {cell: kin_together(group, lambda o: read_kv_path(o.details)) for cell, group in grouped.items()}
+
+
+def settled(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
+    """Cells of a broken-off run that need no second look: also those that failed, or a run could be resumed green."""
+    return [outcome for outcome in outcomes if outcome.verdict not in UNSETTLED]
+
+
+def with_acceptance(details: Mapping[str, Any], accepted: bool) -> dict[str, Any]:
+    """A cell's details that say whether its numbers are the new normal."""
+    return {k: v for k, v in details.items() if k != ACCEPTED} | ({ACCEPTED: True} if accepted else {})
+
+
+def is_red(outcome: CellOutcome, require_baseline: bool) -> bool:
+    """Whether a settled cell fails its run; one whose numbers an update made the new normal does not."""
+    return not outcome.details.get(ACCEPTED) and blocks(Verdict(outcome.verdict), require_baseline)

@@ -195,6 +195,20 @@ def test_a_broken_off_run_is_resumed_without_its_finished_cells(project: pytest.
     assert {"report.html", "report.md", "summary.json"} <= names
 
 
+def test_a_resumed_run_is_as_red_as_the_cells_that_it_kept(project: pytest.Pytester) -> None:
+    """What was measured before stays red, and nothing left to do is no error by itself."""
+    assert run(project, "--update-baselines=create").ret == 0
+    first = only_run(project)
+    assert run(project, "--resume", first.name).ret == 0, "all is kept, and was accepted"
+    (cell,) = (first / "cells").glob("*.json")
+    text = cell.read_text()
+    assert '"verdict": "NO_BASELINE"' in text
+    cell.write_text(text.replace("NO_BASELINE", "FAIL").replace('"accepted": true', '"accepted": false'))
+    again = run(project, "--resume", first.name)
+    assert again.ret == pytest.ExitCode.TESTS_FAILED
+    again.stdout.fnmatch_lines(["*resumed: 1 cells kept*, 1 of them red*"])
+
+
 def test_a_role_that_dies_fails_its_cell_with_the_reason_and_leaves_nothing(project: pytest.Pytester) -> None:
     result = run(project, "--sim-fault", "server.die_after_tokens=200")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -1,12 +1,13 @@
 """What lies in a run folder is shown; what is broken, newer or missing is said in its place."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.report.outcomes import CellOutcome, RunSummary, load, save
+from pytest_pdperf.report.outcomes import ACCEPTED, CellOutcome, RunSummary, is_red, load, save, settled
 from pytest_pdperf.report.source import load_run, open_source, run_of
 from tests.unit.report.report_data import cell_of, outcome, request, small_run, write_cell, write_environment
 
@@ -103,6 +104,18 @@ def test_a_summary_adds_what_only_the_session_knows(tmp_path: Path) -> None:
         ("x: 1 -> 2",),
         ("odd",),
     )
+
+
+def test_a_resumed_run_keeps_what_failed_and_measures_again_what_says_nothing(tmp_path: Path) -> None:
+    words = ("PASS", "FAIL", "NO_BASELINE", "NOISY", "INVALID", "INCONCLUSIVE", "SUSPECT", "")
+    for order, verdict in enumerate(words):
+        save(outcome(f"c{order}", verdict=verdict, order=order), tmp_path)
+    kept = settled(load(tmp_path)[0])
+    assert [one.verdict for one in kept] == ["PASS", "FAIL", "NO_BASELINE", "NOISY"]
+    assert [is_red(one, require_baseline=False) for one in kept] == [False, True, False, False]
+    assert [is_red(one, require_baseline=True) for one in kept] == [False, True, True, False]
+    accepted = replace(kept[1], details={ACCEPTED: True})
+    assert not is_red(accepted, require_baseline=True)
 
 
 def test_outcomes_of_older_versions_stay_readable() -> None:
