@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks.client.clients import CLIENTS
 from benchmarks.client.environments import Built, build_all, reason, tokenizer
 from benchmarks.client.load import Load, Report
+from benchmarks.client.machine import watch_core
 from benchmarks.client.plan import LADDER, SECTIONS, SUSTAINED_MS, rung
 from benchmarks.client.score import Score, score
 from benchmarks.client.tables import COLUMNS, Table, header, print_table, write_markdown
@@ -32,6 +33,10 @@ from scripts.cpu_vllm.build import BuildError
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ("loops", *TOOLS)
 CLIENT_S = 300.0
+LOOK_S = 8.0
+"""How long the client's core is looked at before any client runs on it."""
+BAR_RATE = 20_000.0
+"""Events/s that one core is promised to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +225,7 @@ def main() -> None:
         raise SystemExit(1 if built.missing else 0)
     began = time.monotonic()
     lines = header(taking_part.environments, options.rounds, options.program_rounds, options.seconds)
+    lines.append(watch_core(cores().client, LOOK_S).line(BAR_RATE, SUSTAINED_MS))
     print("\n".join(lines) + "\n", flush=True)
     tables: list[Table] = []
     everything: dict[str, dict[str, list[Score]]] = {}

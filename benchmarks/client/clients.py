@@ -31,6 +31,20 @@ def hog(loop: asyncio.AbstractEventLoop, milliseconds: float) -> None:
         loop.call_later(milliseconds / 1e3, hold)
 
 
+def waited_s(path: Path = Path("/proc/self/schedstat")) -> float | None:
+    """How long this process could have run so far and did not, by the scheduler; None where it does not say."""
+    try:
+        return int(path.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def since(before: float | None) -> float | None:
+    """What was waited since then."""
+    now = waited_s()
+    return None if before is None or now is None else now - before
+
+
 def run_pdperf(url: str, load: Load) -> Report:
     """This package's client, driven as its worker drives it."""
     import uvloop
@@ -53,7 +67,9 @@ def run_pdperf(url: str, load: Load) -> Report:
         gc.freeze()
         gc.disable()
         hog(loop, load.hog_ms)
+        before = waited_s()
         outcome = drive.run()
+        waited = since(before)
         gc.enable()
         events = load.requests * load.tokens
         held = sum(
@@ -72,6 +88,7 @@ def run_pdperf(url: str, load: Load) -> Report:
         [lag for r in made for lag in r.event_lag_ns],
         held / events,
         sum(e.merged for e in outcome.exchanges if not e.warmup),
+        waited,
     )
 
 
@@ -150,9 +167,9 @@ def run_peer(url: str, load: Load, clients: Callable[[str, Loop], object]) -> Re
         hog(asyncio.get_running_loop(), load.hog_ms)
         await clients(url, work)  # type: ignore[misc]
 
-    before = time.process_time()
+    before, before_s = time.process_time(), waited_s()
     asyncio.run(main())
-    return Report(work.rows, time.process_time() - before, [])
+    return Report(work.rows, time.process_time() - before, [], waited_s=since(before_s))
 
 
 CLIENTS: dict[str, Callable[[str, Load], Report]] = {

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import uvloop
 
-from benchmarks.client.null_server import HEAD, TOKEN
+from benchmarks.client.null_server import HEAD, TOKEN, chunk
 from pytest_pdperf.load.connection import READ_BYTES, Connection
 from pytest_pdperf.load.exchange import Exchange
 from pytest_pdperf.load.segments import TICK_S, LoopWatch
@@ -25,11 +25,16 @@ from pytest_pdperf.load.stamps import ANCILLARY, SO_TIMESTAMPNS, Stamping
 
 STREAMS = 64
 ROUNDS = 300
+ANSWERS = 30
 EVENTS_PER_S = 3200
+END = chunk(
+    '{"id":"cmpl-0","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":9,"total_tokens":18}}'
+)
+END += chunk("[DONE]") + b"0\r\n\r\n"
 
 
-def reading_us() -> float:
-    """CPU us to look at, read, frame and note one event that has arrived: the median over rounds of 64."""
+def answers_us() -> dict[str, float]:
+    """CPU us to look at, read, frame and note a part of an answer that has arrived: medians over rounds of 64."""
     loop = uvloop.new_event_loop()
     with Stamping(), socket.create_server(("127.0.0.1", 0), backlog=STREAMS) as listener:
         watch = LoopWatch()
@@ -42,25 +47,32 @@ def reading_us() -> float:
             connection.connect(lambda *_: None)
             peers.append(listener.accept()[0])
         loop.run_until_complete(asyncio.sleep(0.2))
-        for connection, peer in zip(connections, peers, strict=True):
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.send(Exchange("s", 0, False, 1, 1, payload=b"POST / HTTP/1.1\r\n\r\n"))
-            peer.send(HEAD)
-        loop.run_until_complete(asyncio.sleep(0.2))
-        rounds = []
-        for _ in range(ROUNDS):
+        spent: dict[str, list[float]] = {"an event": [], "a head": [], "usage, [DONE], end": []}
+
+        def arrived(name: str, data: bytes) -> None:
             for peer in peers:
-                peer.send(TOKEN)
+                peer.send(data)
             before = time.process_time_ns()
             for connection in connections:
                 connection._read()
-            rounds.append((time.process_time_ns() - before) / STREAMS / 1e3)
+            spent[name].append((time.process_time_ns() - before) / STREAMS / 1e3)
+
+        for peer in peers:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(ANSWERS):
+            for connection, peer in zip(connections, peers, strict=True):
+                connection.send(Exchange("s", 0, False, 1, 1, payload=b"POST / HTTP/1.1\r\n\r\n"))
+                peer.recv(READ_BYTES)
+            arrived("a head", HEAD)
+            for _ in range(ROUNDS // ANSWERS):
+                arrived("an event", TOKEN)
+            arrived("usage, [DONE], end", END)
         for connection in connections:
             connection.close()
         for peer in peers:
             peer.close()
     loop.close()
-    return statistics.median(rounds)
+    return {name: statistics.median(values) for name, values in spent.items()}
 
 
 def system_calls_us() -> dict[str, float]:
@@ -151,7 +163,8 @@ def main() -> None:
     gc.freeze()
     gc.disable()
     print(f"waking up for it alone  {waking_us():5.1f} us/event")
-    print(f"reading and noting      {reading_us():5.1f} us/event")
+    for name, spent in answers_us().items():
+        print(f"reading {name:18} {spent:3.1f} us")
     for name, spent in system_calls_us().items():
         print(f"  {name:25} {spent:5.1f} us")
     print(f"timer                   {timer_us():5.1f} us/event")

@@ -63,6 +63,8 @@ class Report:
     bytes_per_event: float | None = None
     merged: int | None = None
     """Segments that the client knows to have lost their own stamp."""
+    waited_s: float | None = None
+    """Time in which the client could have run and another process had its core."""
     ttft_ms: dict[str, float] = field(default_factory=dict)
     """For programs that report durations only: request id -> TTFT; then `rows` is empty."""
     gaps_ms: dict[str, list[float]] = field(default_factory=dict)

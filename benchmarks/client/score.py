@@ -35,6 +35,10 @@ class Score:
     bytes_per_event: float | None
     merged_share: float | None
     """Segments known to be merged / events: above 0.5 % the suite calls a cell invalid."""
+    waited_ms: float | None
+    """How long the client could have run and another process had its core."""
+    server_late_p99: float
+    """How far behind its schedule the server sent: no fault of a client, and a burst for it."""
 
 
 def score(load: Load, report: Report, truth: dict[str, list[int]]) -> Score:
@@ -80,7 +84,18 @@ def score(load: Load, report: Report, truth: dict[str, list[int]]) -> Score:
         merged_share=None
         if report.merged is None
         else report.merged / sum(s.size - 1 for s in real.values()),
+        waited_ms=None if report.waited_s is None else report.waited_s * 1e3,
+        server_late_p99=float(
+            np.percentile(np.concatenate([_behind_ms(s[1:], load) for s in real.values()]), 99)
+        ),
     )
+
+
+def _behind_ms(sends: NDArray[np.int64], load: Load) -> Floats:
+    """How much later than its most punctual event, by its stream's schedule, each event was sent."""
+    offsets = sends / 1e6 - np.arange(sends.size) * load.itl_ms
+    behind: Floats = offsets - offsets.min()
+    return behind
 
 
 def _percentile(values: Floats, p: float) -> float | None:

@@ -24,6 +24,8 @@ COLUMNS = (
     ("us/event", "cpu_us_per_event", "{:.1f}"),
     ("B/event", "bytes_per_event", "{:.0f}"),
     ("merged", "merged_share", "{:.2%}"),
+    ("waited", "waited_ms", "{:.0f}"),
+    ("server late p99", "server_late_p99", "{:.2f}"),
 )
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "loops": ("httpx", "aiohttp"),

@@ -24,6 +24,8 @@ def test_each_client_against_the_truth(client: str, tmp_path: Path) -> None:
     assert found.ttft_true_p50 >= 30
     assert found.event_p50 is not None and found.event_p50 >= 0
     assert (found.lag_p50 is not None) == (client == "pdperf")
+    assert found.server_late_p99 >= 0
+    assert found.waited_ms is None or found.waited_ms >= 0
     assert (found.merged_share is not None) == (client == "pdperf")
     if client == "pdperf":
         assert found.event_p50 < 0.5

@@ -29,6 +29,15 @@ def test_a_late_client() -> None:
     assert found.itl_p99_error == pytest.approx((30 - 0.03 * 20) / (20 - 0.03 * 10) - 1, abs=1e-3)
 
 
+def test_what_server_and_scheduler_did_stands_apart() -> None:
+    """The server's second gap in `b` is twice its schedule: ten ms behind, whatever the client reports."""
+    rows = {name: TRUTH[name] for name in ("a", "b")}
+    found = score(LOAD, Report(rows, 0.0, [], waited_s=0.003), TRUTH)
+    assert found.server_late_p99 == pytest.approx(0.95 * 10)
+    assert found.waited_ms == 3
+    assert score(LOAD, Report(rows, 0.0, []), TRUTH).waited_ms is None
+
+
 def test_a_program_that_reports_durations() -> None:
     report = Report({}, 0.0, [], ttft_ms={"a": 53.0, "b": 49.0}, gaps_ms={"a": [10, 10], "b": [10, 20]})
     found = score(LOAD, report, TRUTH)
