@@ -12,9 +12,9 @@ from pytest_pdperf.spec.workload import Cell, ClosedLoop, OpenLoop, Stream
 
 CLIENTS_A_PROCESS = 500
 """Half of the 1000 streams that one process was measured with (benchmarks/client)."""
-EVENTS_A_PROCESS = 15_000.0
-"""Token events a second. One core read 99 % within 5 ms at up to 25,000 when the scheduler preferred it, as it does the
-load process where it may, and at up to 12,000 otherwise (benchmarks/client); stamps are right beyond either."""
+EVENTS_A_PROCESS = 12_000.0
+"""Token events a second: the highest rate of which one core read 99 % within 5 ms on a quiet machine
+(benchmarks/client); stamps are right beyond it."""
 MOST = 64
 
 
@@ -29,7 +29,7 @@ class Processes:
 def processes_for(cell: Cell, asked: int | None, cores: int) -> Processes:
     """Client processes for a cell: what was `asked` for, or, for None, what the plan of the cell calls for.
 
-    Automatic: one for every 500 closed-loop clients or 15,000 planned token events a second of its open loops,
+    Automatic: one for every 500 closed-loop clients or 12,000 planned token events a second of its open loops,
     whichever is more, but no more than `cores`. How fast a closed loop's server will be is not known beforehand. There
     are never more processes than clients and open-loop requests to deal out.
     """

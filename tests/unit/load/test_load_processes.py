@@ -7,12 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pdperf.load.processes import Processes, explain, processes_for
+from pytest_pdperf.load.processes import (
+    CLIENTS_A_PROCESS,
+    EVENTS_A_PROCESS,
+    Processes,
+    explain,
+    processes_for,
+)
 from pytest_pdperf.option_values import count_or_auto
 from pytest_pdperf.spec.workload import Arrival, Cell, ClosedLoop, OpenLoop, Stream, TraceReplay
 
+OUTPUT = 100
+"""Tokens of every request here."""
+FULL = EVENTS_A_PROCESS / OUTPUT
+"""Requests/s of an open loop that is just enough for one process."""
 
-def cell(*arrivals: Arrival, requests: int = 4000, output: int = 100) -> Cell:
+
+def cell(*arrivals: Arrival, requests: int = 4000, output: int = OUTPUT) -> Cell:
     streams = tuple(
         Stream(name=f"s{i}", input_tokens=(8, 8), output_tokens=output, requests=requests, arrival=arrival)
         for i, arrival in enumerate(arrivals)
@@ -27,11 +38,26 @@ def cell(*arrivals: Arrival, requests: int = 4000, output: int = 100) -> Cell:
         ((ClosedLoop(concurrency=501),), 8, 2, "501 clients"),
         ((ClosedLoop(concurrency=300), ClosedLoop(concurrency=300)), 8, 2, "600 clients"),
         ((ClosedLoop(concurrency=2000),), 2, 2, "2000 clients call for 4, the client has 2 CPUs"),
-        ((OpenLoop(rate_rps=150),), 8, 1, "one core is enough"),
-        ((OpenLoop(rate_rps=151),), 8, 2, "15,100 planned events/s"),
-        ((OpenLoop(rate_rps=1, ramp_to_rps=400),), 8, 3, "40,000 planned events/s"),
-        ((OpenLoop(rate_rps=100), OpenLoop(rate_rps=100)), 8, 2, "20,000 planned events/s"),
-        ((ClosedLoop(concurrency=501), OpenLoop(rate_rps=400)), 8, 3, "40,000 planned events/s"),
+        ((OpenLoop(rate_rps=FULL),), 8, 1, "one core is enough"),
+        ((OpenLoop(rate_rps=FULL + 1),), 8, 2, f"{EVENTS_A_PROCESS + OUTPUT:,.0f} planned events/s"),
+        (
+            (OpenLoop(rate_rps=1, ramp_to_rps=2.5 * FULL),),
+            8,
+            3,
+            f"{2.5 * EVENTS_A_PROCESS:,.0f} planned events/s",
+        ),
+        (
+            (OpenLoop(rate_rps=FULL), OpenLoop(rate_rps=1)),
+            8,
+            2,
+            f"{EVENTS_A_PROCESS + OUTPUT:,.0f} planned events/s",
+        ),
+        (
+            (ClosedLoop(concurrency=501), OpenLoop(rate_rps=2.5 * FULL)),
+            8,
+            3,
+            f"{2.5 * EVENTS_A_PROCESS:,.0f} planned",
+        ),
     ],
 )
 def test_automatic(arrivals: tuple[Arrival, ...], cores: int, count: int, why: str) -> None:
@@ -40,13 +66,21 @@ def test_automatic(arrivals: tuple[Arrival, ...], cores: int, count: int, why: s
     assert why in found.why
 
 
-@pytest.mark.parametrize(("speed", "count"), [(1.0, 1), (40.0, 3)])
+@pytest.mark.parametrize(("speed", "count"), [(1.0, 1), (2.5 * EVENTS_A_PROCESS / (10.1 * OUTPUT), 3)])
 def test_automatic_for_a_trace(tmp_path: Path, speed: float, count: int) -> None:
     path = tmp_path / "t.jsonl"
-    row = {"input_length": 8, "output_length": 100}
+    row = {"input_length": 8, "output_length": OUTPUT}
     path.write_text("\n".join(json.dumps(row | {"timestamp": 100 * i}) for i in range(101)))
     made = cell(TraceReplay(path=str(path), speed=speed), requests=101)
     assert processes_for(made, None, 8).count == count
+
+
+def test_the_methods_page_says_the_same() -> None:
+    said = " ".join((Path(__file__).parents[3] / "docs" / "methods.md").read_text().split())
+    assert (
+        f"every {CLIENTS_A_PROCESS} closed-loop clients or {EVENTS_A_PROCESS:,.0f} planned token events"
+        in said
+    )
 
 
 def test_as_asked_but_never_more_than_can_be_busy() -> None:
