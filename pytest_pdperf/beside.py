@@ -143,20 +143,25 @@ def run(tool: Tool, program: Path, load: Load, *, timeout_s: float) -> ImportedR
 
 
 def agreement(
-    result: ImportedResult, outcome: CellOutcome, limit: float = AGREE
+    result: ImportedResult, *outcomes: CellOutcome, limit: float = AGREE
 ) -> tuple[list[str], list[str]]:
-    """Lines with both values of each metric of the same definition, and those of HELD that are `limit` apart."""
+    """Lines with both values of each metric of the same definition, and those of HELD that are `limit` apart.
+
+    `outcomes` are ours, measured before and perhaps after the tool: a load whose own two values differ holds the tool
+    to no more than what lies between them.
+    """
     lines, apart = [], []
-    for row in rows(result, [outcome]):
-        (ours,) = row.ours
-        if not row.same or ours.change is None:
+    for row in rows(result, outcomes):
+        changes = [ours.change for ours in row.ours if ours.change is not None]
+        if not row.same or len(changes) < len(outcomes):
             continue
+        here = " and ".join(f"{ours.value:.4g}" for ours in row.ours)
         line = (
-            f"{row.metric}: {row.theirs.value:.4g} {row.theirs.unit} by {result.tool}, {ours.value:.4g} here "
-            f"({ours.change:+.1%})"
+            f"{row.metric}: {row.theirs.value:.4g} {row.theirs.unit} by {result.tool}, {here} here "
+            f"({' and '.join(f'{change:+.1%}' for change in changes)})"
         )
         lines.append(line)
-        if abs(ours.change) > limit and row.metric in HELD:
+        if row.metric in HELD and (min(changes) > limit or max(changes) < -limit):
             apart.append(line)
     return lines, apart
 

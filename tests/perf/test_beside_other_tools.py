@@ -14,7 +14,10 @@ from pytest_pdperf.stack.running import Serving
 def test_beside_other_tools(
     measure: Measure, pdperf: Session, stack: Serving, topology: Topology, cell: Cell
 ) -> None:
-    """Metrics of the same definition agree within 3 %, unless client and engines share cores."""
+    """Metrics of the same definition agree within 3 %, unless client and engines share cores.
+
+    Where they do not, the cell is measured once more: what lies between our own two values is no disagreement.
+    """
     found = find(pdperf.inputs.engines[topology.name].name, pdperf.inputs.programs)
     if isinstance(found, str):
         pytest.skip(found)
@@ -36,6 +39,12 @@ def test_beside_other_tools(
     )
     theirs = run(tool, program, load, timeout_s=60 + 3 * (ours.result.wall_s or 60))
     lines, apart = agreement(theirs, ours)
+    if apart and not pdperf.bench.shared_cores():
+        again = measure()
+        assert again.invalid == (), "\n".join(again.invalid)
+        after = pdperf.outcome_of(topology, cell)
+        assert after is not None
+        lines, apart = agreement(theirs, ours, after)
     text = [f"{topology.name} {cell.id}, {tool.name}:", *(f"  {line}" for line in lines)]
     folder.with_suffix(".txt").write_text("\n".join(text) + "\n")
     assert theirs.ok == theirs.requests, f"{tool.name}: {theirs.failed} of {theirs.requests} requests failed"

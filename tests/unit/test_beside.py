@@ -116,6 +116,19 @@ def test_three_percent_either_way(factor: float, agree: bool) -> None:
     assert agree or len(apart) == len(HELD & theirs.metrics.keys())
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "agree"),
+    [(1.10, 0.95, True), (1.10, 1.02, True), (1.10, 1.031, False), (0.9, 0.969, False), (0.9, 0.98, True)],
+)
+def test_what_lies_between_two_measurements_of_ours_is_no_disagreement(
+    before: float, after: float, agree: bool
+) -> None:
+    (theirs,) = import_file(DATA)
+    lines, apart = agreement(theirs, ours(before), ours(after))
+    assert (apart == []) == agree
+    assert all(f"({before - 1:+.1%} and {after - 1:+.1%})" in line for line in lines)
+
+
 def test_a_late_ttft_is_shown_and_not_held_against_us() -> None:
     (theirs,) = import_file(DATA)
     late = replace(theirs, metrics={k: v for k, v in theirs.metrics.items() if k.startswith("ttft")})
