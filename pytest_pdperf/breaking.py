@@ -40,8 +40,14 @@ TOLD_S = 20.0
 ENDS_S = 240.0
 """What one fault test waits in sum, beside the start of an engine and the KV that prefill may keep for a while."""
 SHORT_TOKENS = 4
-HOLD_VARIABLE = "VLLM_NIXL_ABORT_REQUEST_TIMEOUT"
-USUAL_HOLD_S = {"sim": 30.0, "sim-sglang": 30.0, "vllm": 480.0}
+HOLD_VARIABLES = {
+    "nixl": "VLLM_NIXL_ABORT_REQUEST_TIMEOUT",
+    "mooncake": "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT",
+}
+USUAL_HOLD_S = {("vllm", "nixl"): 30.0, ("vllm", "mooncake"): 480.0}
+"""Engine and connector: vLLM's kv_lease_duration (0.26 or newer), and VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT."""
+SIMULATED_HOLD_S = 30.0
+LONGEST_HOLD_S = 480.0
 LONGEST_STREAM = 400
 LONGEST_PROMPT = 8000
 
@@ -330,8 +336,12 @@ def speaks_nixl(plan: LaunchPlan) -> bool:
 def hold_s(plan: LaunchPlan) -> float:
     """How long prefill keeps KV that nobody fetches, in seconds, as it was started."""
     prefill = plan.of_role(Role.PREFILL)[0]
-    told = prefill.args.get("kv_lease_s") or {**os.environ, **prefill.env}.get(HOLD_VARIABLE)
-    return float(str(told)) if told else USUAL_HOLD_S.get(plan.engine.name, 300.0)
+    kv = plan.topology.kv_transfer
+    connector = kv.connector if kv is not None else "nixl"
+    variable = HOLD_VARIABLES.get(connector, "")
+    told = prefill.args.get("kv_lease_s") or {**os.environ, **prefill.env}.get(variable)
+    usual = USUAL_HOLD_S.get((plan.engine.name, connector), LONGEST_HOLD_S)
+    return float(str(told)) if told else SIMULATED_HOLD_S if plan.engine.simulated else usual
 
 
 def nobodys_kv(prefill: Instance) -> dict[str, object]:

@@ -8,8 +8,9 @@ from typing import cast
 
 import pytest
 
-from pytest_pdperf.breaking import ENDS_S, PATIENCE_S, Breaking
+from pytest_pdperf.breaking import ENDS_S, LONGEST_HOLD_S, PATIENCE_S, Breaking, hold_s
 from pytest_pdperf.stack.launch import Stack
+from pytest_pdperf.stack.plan import LaunchPlan
 
 HOLD_S = 7.0
 
@@ -38,8 +39,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def sick(clock: Clock) -> Iterator[Breaking]:
     prefill = SimpleNamespace(id="prefill-0", args={"kv_lease_s": HOLD_S}, env={})
     plan = SimpleNamespace(
-        topology=SimpleNamespace(name="t"),
-        engine=SimpleNamespace(name="sim"),
+        topology=SimpleNamespace(name="t", kv_transfer=None),
+        engine=SimpleNamespace(name="sim", simulated=True),
         prompt_forms=lambda: frozenset({"token_ids"}),
         of_role=lambda role: (prefill,),
         instances=(prefill,),
@@ -82,3 +83,29 @@ def test_the_start_of_an_engine_takes_nothing_off_the_time(sick: Breaking, clock
     sick.wait(lambda: False, "the moon")
     assert clock() - began > PATIENCE_S
     assert sick.report.restarted_s == 500.0
+
+
+@pytest.mark.parametrize(
+    ("engine", "connector", "env", "args", "seconds"),
+    [
+        ("sim", "nixl", {}, {}, 30.0),
+        ("sim-sglang", "mooncake", {}, {}, 30.0),
+        ("sim", "nixl", {}, {"kv_lease_s": 1}, 1.0),
+        ("vllm", "nixl", {}, {}, 30.0),
+        ("vllm", "nixl", {"VLLM_NIXL_ABORT_REQUEST_TIMEOUT": "90"}, {}, 90.0),
+        ("vllm", "nixl", {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "90"}, {}, 30.0),
+        ("vllm", "mooncake", {}, {}, 480.0),
+        ("vllm", "mooncake", {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "90"}, {}, 90.0),
+        ("sglang", "nixl", {}, {}, LONGEST_HOLD_S),
+    ],
+)
+def test_kv_that_nobody_fetches_may_stay_as_long_as_the_connector_was_told(
+    engine: str, connector: str, env: dict[str, str], args: dict[str, object], seconds: float
+) -> None:
+    prefill = SimpleNamespace(args=args, env=env)
+    plan = SimpleNamespace(
+        topology=SimpleNamespace(kv_transfer=SimpleNamespace(connector=connector)),
+        engine=SimpleNamespace(name=engine, simulated=engine.startswith("sim")),
+        of_role=lambda role: (prefill,),
+    )
+    assert hold_s(cast(LaunchPlan, plan)) == seconds
