@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_pdperf.report.screen import comparison_table
     from pytest_pdperf.report.source import open_source
     from pytest_pdperf.report.summary_json import summary_of
+    from pytest_pdperf.report.sweep import sweep_lines
 
     from .output import console
 
@@ -85,6 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
         grid = build_grid(runs)
         if grid.rows:
             out.print(comparison_table(grid, colour=out.color_system is not None))
+            for one in measured:
+                whose = f"{one.name}: " if len(measured) > 1 else ""
+                for line in sweep_lines(one.outcomes):
+                    out.print(f"sweep: {whose}{line}", markup=False, highlight=False, soft_wrap=True)
         else:
             print("pdperf: no cell was measured", file=sys.stderr)
     _write(arguments, runs, measured)

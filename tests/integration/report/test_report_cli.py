@@ -40,6 +40,19 @@ def test_report_shows_one_run(tmp_path: Path, said: Said) -> None:
     assert err == ""
 
 
+def test_report_says_where_goodput_peaks_each_on_one_line(tmp_path: Path, said: Said) -> None:
+    for name in ("r1", "r2"):
+        for clients in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            cell = outcome(f"in512-out256-c{clients}", goodput_rps=200.0 - abs(clients - 64))
+            save(cell, tmp_path / name / "cells")
+    assert main(["report", str(tmp_path / "r1")]) == 0
+    peak = "512/256 pd-1p2d: goodput peaks at concurrency 64 (200.00 req/s); req/s by concurrency: 1: 137, "
+    assert [line for line in said()[0].splitlines() if line.startswith(f"sweep: {peak}") and "256: 8" in line]
+    assert main(["report", str(tmp_path / "r1"), str(tmp_path / "r2")]) == 0
+    out = said()[0]
+    assert f"sweep: r1: {peak}" in out and f"sweep: r2: {peak}" in out
+
+
 def test_report_finds_the_newest_run_by_itself(
     tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
