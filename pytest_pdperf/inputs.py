@@ -113,9 +113,10 @@ def read_inputs(settings: Settings, root: Path) -> Inputs:
         if not all(engine.simulated for engine in engines.values()):
             raise UsageProblem("--sim-fault works on simulated engines only: add --engine sim")
         _add_faults(settings["sim_fault"], role_args)
-    for topology in topologies:
-        check_context(topology, workload, engine_args)
     model = settings["model"] or _usual_model(settings, measured)
+    for topology in topologies:
+        limit = engines[topology.name].longest_context(model)
+        check_context(topology, workload, engine_args, role_args, limit)
     return Inputs(
         topologies=topologies,
         workload=workload,
@@ -151,7 +152,7 @@ def _attached_inputs(settings: Settings, folders: Sequence[Path], cluster: Clust
     usual = "quick" if deployment.simulated else "fixed-shapes"
     workload = find_workload(settings["workload"] or usual, folders)
     limit = {"max_model_len": deployment.max_context} if deployment.max_context else {}
-    check_context(topology, workload, limit)
+    check_context(topology, workload, limit, {})
     return Inputs(
         topologies=(topology,),
         workload=workload,
@@ -313,12 +314,25 @@ def _tolerances(folders: Sequence[Path]) -> Tolerances:
     return Tolerances()
 
 
-def check_context(topology: Topology, workload: Workload, engine_args: Mapping[str, FlagValue]) -> None:
+def check_context(
+    topology: Topology,
+    workload: Workload,
+    engine_args: Mapping[str, FlagValue],
+    role_args: Mapping[str, Mapping[str, FlagValue]],
+    model_limit: int | None = None,
+) -> None:
     """Refuse cells that cannot fit the engine's context before anything starts. Raises UsageProblem."""
-    asked = topology.model_copy(update={"engine_args": {**topology.engine_args, **engine_args}})
+    roles = {
+        role: spec.model_copy(update={"args": {**spec.args, **role_args.get(role.value, {})}})
+        for role, spec in topology.roles.items()
+    }
+    asked = topology.model_copy(
+        update={"engine_args": {**topology.engine_args, **engine_args}, "roles": roles}
+    )
     for cell in workload.cells:
-        if why := misfit(asked, cell):
-            raise UsageProblem(f"workload {workload.name}: {why}, or choose another --workload")
+        if why := misfit(asked, cell, model_limit):
+            way = f"--engine-arg max_model_len={cell.max_context}"
+            raise UsageProblem(f"workload {workload.name}: {why} ({way}), or choose another --workload")
 
 
 def without_faults(role_args: Mapping[str, Mapping[str, FlagValue]]) -> dict[str, dict[str, FlagValue]]:

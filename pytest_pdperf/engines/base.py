@@ -101,5 +101,8 @@ class Engine(Protocol):
     def version(self, programs: Programs) -> str:
         """Version of the engine package, `unknown` when it cannot be told."""
 
+    def longest_context(self, model: str) -> int | None:
+        """Prompt and output together, in tokens, that a role takes which is not told; None when that is not known."""
+
     def supported_prompts(self) -> frozenset[str]:
         """Which of `token_ids`, `text`, `generate_ids` the HTTP API takes."""

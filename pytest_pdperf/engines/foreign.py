@@ -40,6 +40,10 @@ class ForeignEngine:
         """`unknown`: no program here says anything about it."""
         return "unknown"
 
+    def longest_context(self, model: str) -> int | None:
+        """None: the target is asked instead."""
+        return None
+
     def supported_prompts(self) -> frozenset[str]:
         """Empty: the target is asked instead."""
         return frozenset()

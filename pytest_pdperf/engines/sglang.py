@@ -16,6 +16,7 @@ from pathlib import Path
 from pytest_pdperf.engines.base import Command, Instance, Programs
 from pytest_pdperf.engines.installed import version_of
 from pytest_pdperf.engines.known_flags import refuse_unknown, sources
+from pytest_pdperf.engines.model_config import longest_context
 from pytest_pdperf.engines.ucx import UCX_ENV, UCX_READ_BACK
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import FlagValue, Role, Topology
@@ -292,6 +293,10 @@ class Sglang:
         """Version of the engine's distribution, read beside the program; `unknown` when it cannot be told."""
         start = start_of(programs)
         return version_of(Path(start[0]) if start else None, "sglang")
+
+    def longest_context(self, model: str) -> int | None:
+        """That of the model."""
+        return longest_context(model)
 
     def supported_prompts(self) -> frozenset[str]:
         """`/generate` takes token ids, `/v1/completions` text; token ids there are no exact prompt behind a router."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from pytest_pdperf.engines.base import Command, Instance, Programs
 from pytest_pdperf.engines.installed import version_of
 from pytest_pdperf.engines.known_flags import has_word, refuse_unknown, sources
+from pytest_pdperf.engines.model_config import longest_context
 from pytest_pdperf.engines.ucx import UCX_ENV, UCX_READ_BACK
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import FlagValue, KvTransfer, Role, Topology
@@ -330,6 +331,10 @@ class Vllm:
     def version(self, programs: Programs) -> str:
         """Version of the engine's distribution, read beside the program; `unknown` when it cannot be told."""
         return version_of(programs.find("vllm"), "vllm")
+
+    def longest_context(self, model: str) -> int | None:
+        """That of the model."""
+        return longest_context(model)
 
     def supported_prompts(self) -> frozenset[str]:
         """`/v1/completions` takes both; there is no `/generate`."""

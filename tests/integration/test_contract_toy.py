@@ -48,6 +48,9 @@ if __name__ != "__main__":  # the server process wants none of this
         def version(self, programs: Programs) -> str:
             return "1"
 
+        def longest_context(self, model: str) -> int | None:
+            return None
+
         def supported_prompts(self) -> frozenset[str]:
             return frozenset({"token_ids"})
 

@@ -10,6 +10,8 @@ from pytest_pdperf.engines.base import Command, Instance, Programs
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.spec.topology import FlagValue, Role, Topology
 
+from .profile import PROFILES
+
 DEFAULT_PROFILE = "fast"
 
 _FLAGS: Mapping[str, str] = {
@@ -115,6 +117,10 @@ class SimEngine:
         from .profile import VERSION
 
         return VERSION
+
+    def longest_context(self, model: str) -> int | None:
+        """That of the timing profile, by whose name a model goes here."""
+        return PROFILES[model].max_model_len if model in PROFILES else None
 
     def supported_prompts(self) -> frozenset[str]:
         """Token ids, and text of one token a word."""

@@ -54,6 +54,9 @@ class FakeEngine:
     def version(self, programs: Programs) -> str:
         return "0"
 
+    def longest_context(self, model: str) -> int | None:
+        return None
+
     def supported_prompts(self) -> frozenset[str]:
         return frozenset({"token_ids", "text"})
 

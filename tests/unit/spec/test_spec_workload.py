@@ -375,6 +375,8 @@ def test_context_that_does_not_fit_is_found_before_the_start(tmp_path: Path) -> 
     assert misfit(free, long) is None
     assert misfit(free, long, model_limit=32896) is None
     assert misfit(free, long, model_limit=32895) is not None
+    wide = free.model_copy(update={"engine_args": {"max_model_len": 32896}})
+    assert misfit(wide, long, model_limit=16384) is None, "the model's limit is for roles that are not told"
     (tmp_path / "t.yaml").write_text(
         "kind: pd\nengine_args: {max_model_len: 100}\n"
         "roles: {prefill: {args: {max_model_len: 80}}, decode: {args: {max_model_len: 200}}}"

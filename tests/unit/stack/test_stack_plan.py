@@ -41,6 +41,9 @@ class Engine:
     def version(self, programs: Programs) -> str:
         return "1"
 
+    def longest_context(self, model: str) -> int | None:
+        return None
+
     def supported_prompts(self) -> frozenset[str]:
         return frozenset({"token_ids", "generate_ids"})
 
