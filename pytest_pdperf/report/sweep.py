@@ -16,6 +16,8 @@ PLATEAU = 0.97
 """From this share of the largest goodput on more load buys nothing: the smallest concurrency that reaches it counts."""
 EQUAL = 0.02
 """Relative difference below which neither topology is ahead."""
+COLLAPSED = 0.1
+"""Beyond both peaks, with less than this share of the largest goodput left, neither is ahead: nobody loads it so."""
 
 SWEEP_DEFINITION = (
     f"the smallest concurrency with at least {PLATEAU:.0%} of the largest goodput, which is the requests a second that "
@@ -105,8 +107,12 @@ def standings_of(outcomes: Iterable[CellOutcome]) -> list[Standing]:
         shared = sorted(pd.keys() & plain.keys())
         if len(shared) < MIN_POINTS:
             continue
-        ahead = {c: _ahead(pd[c], plain[c]) for c in shared}
         largest = max(plain[c] for c in shared)
+        floor = COLLAPSED * max(largest, *(pd[c] for c in shared))
+        peaks = max(max(shared, key=points.__getitem__) for points in (pd, plain))
+        ahead = {
+            c: 0 if c > peaks and max(pd[c], plain[c]) < floor else _ahead(pd[c], plain[c]) for c in shared
+        }
         where = {sign: tuple(c for c in shared if ahead[c] == sign) for sign in (1, -1, 0)}
         ratio = max(pd[c] for c in shared) / largest if largest > 0 else None
         found.append(Standing(shape, where[1], where[-1], where[0], ratio))

@@ -82,6 +82,18 @@ def test_who_is_ahead_is_said_by_concurrency() -> None:
     assert sweep_lines([outcome("pd-a", c, None) for c in (1, 2, 4)]) == []
 
 
+def test_what_is_left_of_a_collapsed_goodput_puts_nobody_ahead() -> None:
+    """Numbers of the simulator's sweep at 4096/128: 0.05 req/s against none is no win of PD's."""
+    pd = ((1, 1.1), (8, 5.22), (32, 0.405), (128, 0.104), (256, 0.0522))
+    plain = ((1, 1.22), (8, 6.77), (32, 12.3), (128, 3.58), (256, 0.0))
+    cells = [outcome("pd-a", c, g) for c, g in pd] + [outcome("agg", c, g) for c, g in plain]
+    (standing,) = standings_of(cells)
+    assert (standing.pd, standing.aggregated, standing.equal) == ((), (1, 8, 32, 128), (256,))
+    below = [outcome("pd-a", c, g) for c, g in ((1, 0.9), (8, 9.0), (32, 12.0))]
+    below += [outcome("agg", c, g) for c, g in ((1, 0.5), (8, 9.0), (32, 12.0))]
+    assert standings_of(below)[0].pd == (1,), "a small load has little goodput and counts all the same"
+
+
 def test_both_copies_of_the_schema_are_the_same_and_know_the_sweep() -> None:
     assert "sweep" in json_schema()["properties"]
     docs = Path(__file__).parents[3] / "docs" / "schema" / "summary-1.json"
