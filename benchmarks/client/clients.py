@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.client.load import MODEL, Load, Report
+from benchmarks.client.waiting import since, waited_s
 
 
 def hog(loop: asyncio.AbstractEventLoop, milliseconds: float) -> None:
@@ -29,20 +30,6 @@ def hog(loop: asyncio.AbstractEventLoop, milliseconds: float) -> None:
 
     if milliseconds:
         loop.call_later(milliseconds / 1e3, hold)
-
-
-def waited_s(path: Path = Path("/proc/self/schedstat")) -> float | None:
-    """How long this process could have run so far and did not, by the scheduler; None where it does not say."""
-    try:
-        return int(path.read_text().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def since(before: float | None) -> float | None:
-    """What was waited since then."""
-    now = waited_s()
-    return None if before is None or now is None else now - before
 
 
 def run_pdperf(url: str, load: Load) -> Report:

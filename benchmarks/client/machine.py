@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.client.waiting import since, waited_s
+
 Floats = NDArray[np.float64]
 TURNS = 150
 """Turns of the counting loop a slice: some microseconds."""
@@ -29,6 +31,8 @@ class Core:
     """A core as the counting loop saw it: slices that would each take `slice_ns` if nothing disturbed them."""
 
     slices_ns: Floats
+    waited_s: float | None = None
+    """How long of it another process of this machine had the core; what else is lost went to the host."""
 
     @property
     def slice_ns(self) -> float:
@@ -84,9 +88,12 @@ class Core:
         reader = (
             "no reader at all keeps" if most is None else f"a reader of at most {most:g} us an event keeps"
         )
+        others = (
+            "" if self.waited_s is None else f" ({self.waited_s / self.seconds:.1%} to other processes here)"
+        )
         return (
-            f"the client's core on its own: a counting loop lost {self.lost:.1%} of {self.seconds:.0f} s, its slowest "
-            f"20 ms took {self.slowest:.1f} times as long; there {reader} lag p99 below {limit_ms:g} ms at "
+            f"the client's core on its own: a counting loop lost {self.lost:.1%} of {self.seconds:.0f} s{others}, its "
+            f"slowest 20 ms took {self.slowest:.1f} times as long; there {reader} lag p99 below {limit_ms:g} ms at "
             f"{events_per_s:,.0f} events/s"
         )
 
@@ -96,6 +103,7 @@ def watch_core(core: int, seconds: float, clock: Callable[[], int] = time.perf_c
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     slices = array("q")
+    waited = waited_s()
     try:
         last = clock()
         end = last + round(seconds * 1e9)
@@ -107,7 +115,7 @@ def watch_core(core: int, seconds: float, clock: Callable[[], int] = time.perf_c
             last = now
     finally:
         os.sched_setaffinity(0, before)
-    return Core(np.asarray(slices, dtype=np.float64))
+    return Core(np.asarray(slices, dtype=np.float64), since(waited))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.client.machine import Core, watch_core
+from benchmarks.client.waiting import since, waited_s
 
 US = 1e3
 
@@ -66,3 +68,14 @@ def test_watching_counts_and_gives_the_core_back() -> None:
     found = watch_core(min(before), 0.001, lambda: next(clock))
     assert found.slices_ns.tolist() == [1000.0] * 1000
     assert os.sched_getaffinity(0) == before
+
+
+def test_what_other_processes_took_is_said_where_the_kernel_knows(tmp_path: Path) -> None:
+    stat = tmp_path / "schedstat"
+    stat.write_text("700000000 250000000 12\n")
+    assert waited_s(stat) == 0.25
+    assert waited_s(tmp_path / "none") is None
+    assert since(None) is None
+    half = Core(core((500, 10), (500, 20)).slices_ns, 0.25)
+    assert "of 1 s (25.0% to other processes here)" in half.line(20_000, 5)
+    assert "other processes" not in core((500, 10)).line(20_000, 5)
