@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ class GpuRecord:
     sm_max_mhz: int | None = None
     ecc: bool | None = None
     links: tuple[str, ...] = ()
+    numa_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ class Environment:
     cpus: int
     """CPUs that this process may use."""
     memory_gib: float | None
+    numa_nodes: int | None = None
+    rdma: tuple[str, ...] = ()
+    """RDMA devices of the machine with state and rate of each port: `mlx5_0/1 ACTIVE 400 Gb/sec (4X NDR)`."""
     driver: str = ""
     cuda: str = ""
     gpus: tuple[GpuRecord, ...] = ()
@@ -68,6 +72,7 @@ class Environment:
         """Plain data; `from_json` is the inverse."""
         data: dict[str, Any] = asdict(self)
         data["gpus"] = [{**row, "links": list(row["links"])} for row in data["gpus"]]
+        data["rdma"] = list(self.rdma)
         return data
 
     @classmethod
@@ -80,6 +85,7 @@ class Environment:
             values["gpus"] = tuple(
                 GpuRecord(**{**row, "links": tuple(row.get("links", ()))}) for row in data.get("gpus", ())
             )
+            values["rdma"] = tuple(data.get("rdma", ()))
             return cls(**values)
         except (TypeError, AttributeError) as problem:
             raise ValueError(f"environment is malformed: {problem}") from None
@@ -95,6 +101,7 @@ def read_environment(
     facts: Mapping[str, str] | None = None,
     proc: Path = Path("/proc"),
     etc: Path = Path("/etc"),
+    sys: Path = Path("/sys"),
 ) -> Environment:
     """Record the machine, the versions and the command lines of one launch.
 
@@ -114,6 +121,8 @@ def read_environment(
         cpu=_cpu(proc),
         cpus=len(os.sched_getaffinity(0)),
         memory_gib=_memory_gib(proc),
+        numa_nodes=sum(1 for _ in sys.glob("devices/system/node/node[0-9]*")) or None,
+        rdma=tuple(_rdma(sys)),
         driver=inventory.driver if inventory else "",
         cuda=inventory.cuda if inventory else "",
         gpus=_gpus(inventory, uuids) if inventory else (),
@@ -220,7 +229,10 @@ def _gpus(inventory: Inventory, uuids: Sequence[str]) -> tuple[GpuRecord, ...]:
         gpu = inventory.gpu(uuid)
         if gpu is not None:
             found.append(
-                GpuRecord(gpu.name, uuid, gpu.memory_mib, gpu.sm_max_mhz, gpu.ecc_enabled, gpu.links)
+                GpuRecord(
+                    *(gpu.name, uuid, gpu.memory_mib, gpu.sm_max_mhz, gpu.ecc_enabled, gpu.links),
+                    numa_node=gpu.numa_node,
+                )
             )
     return tuple(found)
 
@@ -230,6 +242,15 @@ def _gpu_problem(inventory: Inventory | None, uuids: Sequence[str]) -> str:
         return ""
     missing = [uuid for uuid in uuids if inventory.gpu(uuid) is None]
     return inventory.problem or (f"not in the inventory: {', '.join(missing)}" if missing else "")
+
+
+def _rdma(sys: Path) -> Iterator[str]:
+    for port in sorted(sys.glob("class/infiniband/*/ports/*")):
+        try:
+            state, rate = ((port / name).read_text().strip() for name in ("state", "rate"))
+        except OSError:
+            continue
+        yield f"{port.parts[-3]}/{port.name} {state.rpartition(': ')[2]} {rate}"
 
 
 def _cpu(proc: Path) -> str:

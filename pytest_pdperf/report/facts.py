@@ -16,10 +16,13 @@ _PLAIN = (
     ("cpu", "CPU"),
     ("cpus", "usable CPUs"),
     ("memory_gib", "memory, GiB"),
+    ("numa_nodes", "NUMA nodes"),
     ("driver", "GPU driver"),
     ("cuda", "CUDA"),
 )
-_TOLD_ELSEWHERE = {"commands", "env", "gpus", "versions", "facts", "gpu_problem"} | {key for key, _ in _PLAIN}
+_TOLD_ELSEWHERE = {"commands", "env", "gpus", "versions", "facts", "gpu_problem", "rdma"} | {
+    key for key, _ in _PLAIN
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ def facts_of(record: Mapping[str, Any]) -> dict[str, str]:
     """One environment record as label -> text. Keys that this version does not know are shown as they are."""
     found = {label: _text(record.get(key)) for key, label in _PLAIN}
     found["GPUs"] = _gpus(record)
+    found["RDMA"] = ", ".join(_text(port) for port in record.get("rdma") or ())
     for name, prefix in (("versions", "version: "), ("facts", "")):
         values = record.get(name)
         if isinstance(values, Mapping):

@@ -20,6 +20,7 @@ from pytest_pdperf.evidence.environment import (
     version_mismatch,
 )
 from pytest_pdperf.gpus.inventory import Gpu, Inventory, MigDevice
+from pytest_pdperf.report.facts import facts_of
 
 
 @pytest.fixture
@@ -49,6 +50,35 @@ def test_machine_and_gpus_are_read(machine: tuple[Path, Path]) -> None:
     )
     assert found.gpu_problem == "not in the inventory: GPU-9"
     assert Environment.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_numa_and_rdma_are_read_as_the_kernel_shows_them(machine: tuple[Path, Path], tmp_path: Path) -> None:
+    for node in ("node0", "node1", "possible"):
+        (tmp_path / "sys/devices/system/node" / node).mkdir(parents=True)
+    for port, state in (("mlx5_0/ports/1", "4: ACTIVE"), ("mlx5_1/ports/1", "1: DOWN")):
+        folder = tmp_path / "sys/class/infiniband" / port
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(state + "\n")
+        (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    (tmp_path / "sys/class/infiniband/broken/ports/1").mkdir(parents=True)
+    gpu = Gpu(index=0, uuid="GPU-1", name="H200", memory_mib=1, numa_node=1)
+    found = read_environment(
+        uuids=("GPU-1",),
+        inventory=Inventory(gpus=(gpu,)),
+        environ={},
+        proc=machine[0],
+        etc=machine[1],
+        sys=tmp_path / "sys",
+    )
+    assert found.numa_nodes == 2
+    assert found.gpus[0].numa_node == 1
+    assert found.rdma == (
+        "mlx5_0/1 ACTIVE 400 Gb/sec (4X NDR)",
+        "mlx5_1/1 DOWN 400 Gb/sec (4X NDR)",
+    )
+    assert Environment.from_json(json.loads(json.dumps(found.to_json()))) == found
+    facts = facts_of(found.to_json())
+    assert facts["NUMA nodes"] == "2" and facts["RDMA"].startswith("mlx5_0/1 ACTIVE 400 Gb/sec")
 
 
 def test_holes_stay_holes(tmp_path: Path) -> None:
