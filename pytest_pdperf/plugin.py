@@ -325,3 +325,5 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         )
         if written:
             terminalreporter.write_line("reports: " + ", ".join(path.name for path in written))
+        if exitstatus == pytest.ExitCode.INTERRUPTED:
+            terminalreporter.write_line(f"broken off: the same command with --resume={pdperf.run_id} goes on")

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the file. Returns 0, or 1 when cells had to be left out. Raises UsageProblem."""
     from pytest_pdperf.errors import UsageProblem
     from pytest_pdperf.report.exchange.chosen import choose
-    from pytest_pdperf.report.source import open_source
+    from pytest_pdperf.report.source import folder_of, open_source
 
     if arguments.detailed and arguments.as_ != "vllm":
         raise UsageProblem(
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.as_ == "raw":
         _ready_for_raw(arguments.output)
-    source = open_source(arguments.run_folder)
+    source = open_source(folder_of(arguments.run_folder))
     for problem in source.problems:
         print(f"pdperf: warning: {source.name}: {problem}", file=sys.stderr)
     cells = choose(source, arguments.topology, arguments.cell)

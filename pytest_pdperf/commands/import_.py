@@ -43,14 +43,14 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_pdperf.errors import UsageProblem
     from pytest_pdperf.report.exchange.beside import matching
     from pytest_pdperf.report.exchange.detect import import_file
-    from pytest_pdperf.report.source import open_source
+    from pytest_pdperf.report.source import folder_of, open_source
 
     from .output import console
 
     if arguments.cell and not arguments.beside:
         raise UsageProblem("--cell: names a cell of a run; give the run with --beside RUN")
     results = import_file(arguments.file, arguments.as_)
-    source = open_source(arguments.beside) if arguments.beside else None
+    source = open_source(folder_of(arguments.beside)) if arguments.beside else None
     if arguments.json:
         _write(arguments.json, results)
     out = console()

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         nargs="*",
         type=Path,
         metavar="RUN",
-        help="run folder, or JSON of a published table (the newest run)",
+        help="id or folder of a run, or JSON of a published table (the newest run)",
     )
     parser.add_argument(
         "--results", type=Path, default=Path("pdperf-results"), help="where runs lie (pdperf-results)"
@@ -61,13 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
     from pytest_pdperf.errors import UsageProblem
     from pytest_pdperf.report.grid import build_grid
     from pytest_pdperf.report.screen import comparison_table
-    from pytest_pdperf.report.source import open_source
+    from pytest_pdperf.report.source import folder_of, open_source
     from pytest_pdperf.report.summary_json import summary_of
     from pytest_pdperf.report.sweep import sweep_lines
 
     from .output import console
 
-    paths = list(arguments.runs) or ([] if arguments.published else [newest(arguments.results)])
+    paths = [folder_of(path, arguments.results) for path in arguments.runs] or (
+        [] if arguments.published else [newest(arguments.results)]
+    )
     if arguments.published:
         paths.append(shipped_table(arguments.published))
     runs = [open_source(path) for path in paths]

@@ -101,6 +101,16 @@ def launch_id(topology: str, launch: int) -> str:
     return topology if launch == 1 else f"{topology}-launch{launch}"
 
 
+RESULTS = Path("pdperf-results")
+"""Where runs lie below the project's root, unless an option says otherwise."""
+
+
+def folder_of(run: Path, results: Path = RESULTS) -> Path:
+    """The path of a run that may be named by its bare id, as pytest prints it."""
+    inside = results / run
+    return inside if len(run.parts) == 1 and not run.exists() and inside.is_dir() else run
+
+
 def open_source(path: Path) -> Run:
     """A run folder, or a published table (a JSON file). Raises UsageProblem for what is neither."""
     if path.is_file() and path.suffix == ".json":

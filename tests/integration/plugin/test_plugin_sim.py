@@ -182,8 +182,12 @@ def test_a_budget_that_is_used_up_leaves_suspects_open_and_red(project: pytest.P
 def test_a_broken_off_run_is_resumed_without_its_finished_cells(project: pytest.Pytester) -> None:
     workload = project.path / "fixtures" / "workloads" / "small.yaml"
     workload.write_text(ONE_CELL.replace("[64/48]", "[64/48, 32/16]"))
-    assert run(project, "-k", "in64-out48-c2").ret == 0
+    stop = project.makepyfile(test_zz="def test_in64_out48_c2():\n    raise KeyboardInterrupt\n")
+    broken = run(project, "-k", "in64-out48-c2 or in64_out48_c2")
+    assert broken.ret == pytest.ExitCode.INTERRUPTED
+    stop.unlink()
     first = only_run(project)
+    broken.stdout.fnmatch_lines([f"broken off: the same command with --resume={first.name} goes on"])
     (first / "cells" / "one--in32-out16-c2.json").write_text('{"schema": 1, "nodeid": "half a fi')
     rest = run(project, "--resume", first.name)
     assert rest.parseoutcomes() == {"passed": 1, "deselected": 1}

@@ -106,6 +106,15 @@ def test_a_damaged_run_is_shown_with_warnings(tmp_path: Path, said: Said) -> Non
     assert err.count("warning") == 1
 
 
+def test_a_run_may_be_named_by_its_id(tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_run(tmp_path / "pdperf-results" / "r1")
+    small_run(tmp_path / "elsewhere" / "r2")
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "r1"]) == main(["report", "--results", "elsewhere", "r2"]) == 0
+    assert main(["report", "r2"]) == 2
+    assert main(["export", "r1", "--as", "vllm", "-o", str(tmp_path / "out")]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
