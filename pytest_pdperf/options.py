@@ -21,6 +21,10 @@ from .option_values import (
     whole_number,
 )
 
+NO_SUITE = (
+    "no performance test lies here: pdperf init puts the suite into this folder, which pytest then finds"
+)
+"""For a run in a repository that has none."""
 HOW_TO_RUN = (
     "performance suite: run it with --gpus LIST, or with --engine sim for simulated engines, "
     "or with --target URL on a deployment that runs already"

@@ -10,7 +10,7 @@ import pytest
 from . import fixtures
 from .errors import UsageProblem
 from .fixtures import SESSION
-from .options import HOW_TO_RUN, OPTIONS, Settings, resolve
+from .options import HOW_TO_RUN, NO_SUITE, OPTIONS, Settings, resolve
 
 SETTINGS: pytest.StashKey[Settings] = pytest.StashKey()
 
@@ -297,6 +297,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     from .report.terminal import write_summary
 
     exitstatus = pdperf.exit_status(exitstatus)
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and not terminalreporter.stats.get("deselected"):
+        terminalreporter.write_line(NO_SUITE)
     summary = pdperf.summary()
     write_summary(terminalreporter, summary)
     if (pdperf.folder / "faults").is_dir():

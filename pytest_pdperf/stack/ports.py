@@ -87,7 +87,7 @@ def port_owner(port: int, *, besides: Container[int] = ()) -> str:
         if pid and pid not in besides:
             try:
                 process = psutil.Process(pid)
-                command = " ".join(process.cmdline()) or process.name()
+                command = " ".join(" ".join(process.cmdline()).split()) or process.name()
             except psutil.Error:
                 command = "command unknown"
             return f"pid {pid} ({mask(command)[:120]})"

@@ -43,6 +43,14 @@ def test_without_options_the_suite_is_skipped_with_one_line(pytester: pytest.Pyt
         assert len(said) == 1
 
 
+def test_where_the_suite_is_missing_it_is_said_how_to_get_it(pytester: pytest.Pytester) -> None:
+    result = run(pytester, "--engine", "sim")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(
+        ["no performance test lies here: pdperf init puts the suite into this folder*"]
+    )
+
+
 def test_another_project_with_fixtures_of_the_same_names_is_left_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(UNRELATED)
     run(pytester).assert_outcomes(passed=1)
