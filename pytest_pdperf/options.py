@@ -323,7 +323,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("workload_seed", "seed of prompts and arrivals", metavar="N", default="0", parse=whole_number),
     Option("plan", "print GPUs, ports, commands and cells, and start nothing", kind="flag", default=False),
-    Option("keep_logs", "keep the log of every process, also when all is well", kind="flag", default=False),
 )
 
 BY_NAME: Mapping[str, Option] = {option.name: option for option in OPTIONS}

@@ -84,7 +84,6 @@ class Engine(Protocol):
     name: str
     default_router: str
     simulated: bool
-    needs_gpu: bool
 
     def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
         """Raise UsageProblem for what can be known before a start: missing package, unsupported connector."""

@@ -18,7 +18,6 @@ class ForeignEngine:
     """As its metrics page or its version tells."""
     simulated: bool = False
     default_router: str = "unknown"
-    needs_gpu: bool = False
 
     def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
         """Raise UsageProblem: there is nothing to start."""

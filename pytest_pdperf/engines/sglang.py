@@ -193,7 +193,6 @@ class Sglang:
     name = "sglang"
     default_router = "sglang_router"
     simulated = False
-    needs_gpu = True
 
     def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
         """Raise UsageProblem for a missing program and for what SGLang is known not to do."""

@@ -167,7 +167,6 @@ class Vllm:
     name = "vllm"
     default_router = "vllm_router"
     simulated = False
-    needs_gpu = True
 
     def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
         """Raise UsageProblem for a missing program, an argument with another owner, what a CPU cannot do."""

@@ -7,7 +7,6 @@ long the body was afterwards, the kernel's receive stamp and the moment user spa
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -72,8 +71,3 @@ class Exchange:
     def header(self, name: str) -> str:
         """A response header by lower-case name, empty when absent."""
         return self.headers.get(name, "")
-
-
-def header_map(pairs: list[tuple[bytes, bytes]]) -> Mapping[str, str]:
-    """Response headers with lower-case names; the last of equal names wins."""
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in pairs}

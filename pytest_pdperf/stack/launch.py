@@ -92,7 +92,6 @@ class _Seen:
     follower: Follower
     stage: str = STARTING
     since: float = 0.0
-    last_line: str = ""
 
 
 class _BringUp:
@@ -193,8 +192,6 @@ class _BringUp:
             raise BringUpError("called off before it was ready")
         for id, seen in self.seen.items():
             for line in seen.follower.new_lines():
-                if line.strip():
-                    seen.last_line = line
                 stage = self.plan.launcher.stage(line)
                 if stage is None and id != "router":
                     stage = self.plan.engine.stage(line)

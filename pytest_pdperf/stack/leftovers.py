@@ -24,7 +24,6 @@ class Leftover:
     command: str
     """Command line, secrets masked."""
     age_s: float
-    rss_bytes: int | None
 
     def __str__(self) -> str:
         what = f"{self.instance} of run {self.run_id}, {self.age_s:.0f} s old"
@@ -84,9 +83,8 @@ def _describe(proc: procfs.Proc, run_id: str, instance: str) -> Leftover | None:
         with process.oneshot():
             command = " ".join(process.cmdline()) or process.name()
             age = time.time() - process.create_time()
-            rss = process.memory_info().rss
     except psutil.NoSuchProcess:
         return None
     except psutil.Error:
-        return Leftover(proc, run_id, instance, "command unknown", 0.0, None)
-    return Leftover(proc, run_id, instance, mask(command), age, rss)
+        return Leftover(proc, run_id, instance, "command unknown", 0.0)
+    return Leftover(proc, run_id, instance, mask(command), age)

@@ -30,7 +30,6 @@ if __name__ != "__main__":  # the server process wants none of this
         name = "toy"
         default_router = "vllm_router"
         simulated = True
-        needs_gpu = False
 
         def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
             pass

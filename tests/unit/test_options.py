@@ -1,6 +1,8 @@
 """The option table and its precedence."""
 
 import contextlib
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from pytest_pdperf.errors import UsageProblem
 from pytest_pdperf.option_values import positive_count, positive_seconds
 from pytest_pdperf.options import BY_NAME, OPTIONS, Settings, resolve
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def settings(command_line: dict[str, object] | None = None, ini: dict[str, object] | None = None) -> Settings:
@@ -43,6 +47,18 @@ def test_a_value_outside_the_choices_names_the_place_and_the_choices() -> None:
         settings({"pdperf_update_baselines": "allways"})
     with pytest.raises(UsageProblem, match="pdperf_require_baseline"):
         settings(ini={"pdperf_require_baseline": "maybe"})
+
+
+def test_every_option_is_read_somewhere() -> None:
+    """By its name in `settings[...]`; a table of options holds no promise that nothing keeps."""
+    code = "".join(
+        path.read_text()
+        for folder in (ROOT / "pytest_pdperf", ROOT / "tests" / "perf")
+        for path in folder.rglob("*.py")
+        if path.name != "options.py"
+    )
+    read = set(re.findall(r"""\[["'](\w+)["']\]""", code))
+    assert {option.name for option in OPTIONS} <= read
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "x", "1.5", ""])

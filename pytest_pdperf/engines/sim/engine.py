@@ -40,7 +40,6 @@ class SimEngine:
     name = "sim"
     default_router = "vllm_router"
     simulated = True
-    needs_gpu = False
 
     def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
         """Raise UsageProblem for a fault that the simulator does not have."""

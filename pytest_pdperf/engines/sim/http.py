@@ -31,7 +31,6 @@ class Exchange:
 
     __slots__ = (
         "_connection",
-        "_streaming",
         "answered",
         "body",
         "closed",
@@ -46,7 +45,6 @@ class Exchange:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._streaming = False
         self.method = ""
         self.target = b""
         self.path = ""
@@ -70,7 +68,6 @@ class Exchange:
     def begin_stream(self, status: int = 200, content_type: str = EVENT_STREAM) -> None:
         """Send the head of a chunked answer at once."""
         if not self.closed and not self.answered:
-            self._streaming = True
             self._head(status, content_type, "transfer-encoding: chunked\r\n", b"")
 
     def write(self, data: bytes) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pytest_pdperf.measure.table import METRICS
-
-UNBOUNDED = "inf"
-"""Request rate of a benchmark that sends as fast as its concurrency lets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +83,3 @@ def metric_key(tool: str, ours: str | None, statistic: str, theirs: str) -> str:
     if ours is not None and (key := f"{ours}_{statistic}") in METRICS:
         return key
     return f"{tool}:{theirs}"
-
-
-def rounded(value: float) -> float | None:
-    """The value, None when it is not finite."""
-    return value if math.isfinite(value) else None

@@ -30,7 +30,7 @@ def test_each_path_is_proven_in_its_own_way(pytester: pytest.Pytester) -> None:
     result = measured_run(
         pytester,
         *("-m", "pd", "--engine", "sim", "--topology", ",".join(TOPOLOGIES), "--workload", "small"),
-        *("-p", "no:cacheprovider", "--keep-logs"),
+        *("-p", "no:cacheprovider"),
         timeout=240,
     )
     result.assert_outcomes(passed=2)

@@ -22,7 +22,6 @@ class FakeEngine:
     name = "fake"
     default_router = "vllm_router"
     simulated = True
-    needs_gpu = False
 
     def __init__(self, stage_seconds: Mapping[str, float] | None = None) -> None:
         self.stage_seconds = stage_seconds

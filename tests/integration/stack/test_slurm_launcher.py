@@ -79,7 +79,6 @@ def project(pytester: pytest.Pytester, requests: int) -> list[str]:
         "--slurm-arg=nodes=2",
         "--slurm-arg=time=5",
         "--require-baseline=no",
-        "--keep-logs",
         "-v",
     ]
 

@@ -112,7 +112,7 @@ def test_a_recycled_pid_is_left_alone(sleeper: Sleeper) -> None:
     process = sleeper(None)
     stat = procfs.read_stat(process.pid)
     assert stat is not None
-    stale = Leftover(procfs.Proc(process.pid, stat.proc.start - 1), "r", "decode-0", "x", 1.0, None)
+    stale = Leftover(procfs.Proc(process.pid, stat.proc.start - 1), "r", "decode-0", "x", 1.0)
     assert clean([stale], grace_s=0.0) == []
     time.sleep(0.2)
     assert process.poll() is None

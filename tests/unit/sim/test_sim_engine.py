@@ -155,7 +155,7 @@ def test_stages_and_root_causes_come_from_real_log_lines() -> None:
 
 
 def test_what_it_says_of_itself() -> None:
-    assert ENGINE.simulated and not ENGINE.needs_gpu
+    assert ENGINE.simulated
     assert (ENGINE.name, ENGINE.default_router) == ("sim", "vllm_router")
     assert "simulated" in ENGINE.version(PROGRAMS)
     assert ENGINE.supported_prompts() == {"token_ids", "text"}

@@ -20,7 +20,6 @@ class Engine:
     name = "e"
     default_router = "vllm_router"
     simulated = True
-    needs_gpu = False
 
     def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
         if "broken" in devices:
