@@ -63,6 +63,7 @@ def evidence(retries: float | None) -> Evidence:
 def test_the_largest_witness_counts_and_marks_the_cell() -> None:
     logged = judge_posts({"prefill-0": Posts(6), "decode-0": Posts(4)}, PAIR, 4)
     assert (logged.retries, logged.status) == (2, "pd")
+    assert judge_posts({"prefill-0": Posts(4), "decode-0": Posts(5)}, PAIR, 4).retries == 1
     found = with_retries(evidence(None), None, logged)
     assert (found.retries, found.valid) == (2, False)
     assert found.problems == ("access logs show 2 more requests on a role than were sent: retries",)

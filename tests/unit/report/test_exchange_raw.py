@@ -353,6 +353,23 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: Callable[[bytes], byt
 
 
 @needs_pyarrow
+def test_a_flipped_bit_never_becomes_another_number(tmp_path: Path) -> None:
+    """Not every flip breaks the compression: a page's checksum is what notices the others."""
+    run, path = load_run(tmp_path), tmp_path / "e.parquet"
+    made = CellRecords(tuple(request(i, ttft_ms=50.0 + i) for i in range(4)), "kernel", 5, 9)
+    write_raw(run, [Chosen(run, outcome(), made, "")], path)
+    whole = path.read_bytes()
+    pages = whole.index(b"pdperf")  # the footer comes behind the pages
+    for at in range(4, pages, max(1, pages // 80)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        try:
+            (cell,) = read_raw(path)
+        except UsageProblem:
+            continue
+        assert cell.records == made, f"byte {at}"
+
+
+@needs_pyarrow
 def test_fewer_rows_than_the_header_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [request(0)]
     run, path = load_run(tmp_path), tmp_path / "e.parquet"
@@ -364,4 +381,10 @@ def test_fewer_rows_than_the_header_says(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(raw, "_head", lambda c, r: {"cell": "c", "requests": 7})
     write_raw(run, [chosen], path)
     with pytest.raises(UsageProblem, match="1 rows for 7 requests"):
+        list(read_raw(path))
+    whole = raw._header
+    monkeypatch.undo()
+    monkeypatch.setattr(raw, "_header", lambda run, heads: whole(run, heads[:1]))
+    write_raw(run, [chosen, chosen], path)
+    with pytest.raises(UsageProblem, match="2 row groups, 1 cells with requests"):
         list(read_raw(path))
