@@ -28,7 +28,7 @@ from .options import BY_NAME, Settings
 from .overlap import possible_here
 from .project import ROOM_TO_BEGIN, make_folder, project_root
 from .report.causes import cause_lines, explained
-from .report.outcomes import CellOutcome, RunSummary, file_of, is_red, load, settled, with_acceptance
+from .report.outcomes import CellOutcome, RunSummary, file_of, load, settled
 from .report.ttft_stage import circumstances
 from .run_files import CELLS, RunFiles
 from .sites import site_for
@@ -107,7 +107,7 @@ class Session:
     def kept(self) -> list[bool]:
         """For each cell kept from the run to be resumed, whether it makes the run red."""
         cells = settled(self._load()[0]) if self.settings["resume"] else []
-        return [is_red(cell, self.judging.require_baseline) for cell in cells]
+        return [cell.red(self.judging.require_baseline) for cell in cells]
 
     def prepare(self, items: Sequence[pytest.Item]) -> None:
         """Check what the selected items need. Raises UsageProblem before anything starts."""
@@ -200,7 +200,7 @@ class Session:
 
     def awaits_confirmation(self, nodeid: str) -> bool:
         """True while an item's verdict is SUSPECT and fresh launches will decide it."""
-        return any(o.nodeid == nodeid and o.verdict == "SUSPECT" for o in self._outcomes.values())
+        return any(o.nodeid == nodeid and o.open for o in self._outcomes.values())
 
     def confirm(self) -> dict[str, str]:
         """Stage 2: item -> its failure message, empty where fresh launches cleared it.
@@ -243,7 +243,7 @@ class Session:
                 rows=cell.notable,
                 judged=verdict.rows,
                 naming=told.naming,
-                details=with_acceptance(outcome.details, cell.accepted),
+                details=outcome.details_when(cell.accepted),
             )
         )
 

@@ -51,6 +51,22 @@ class CellOutcome:
     details: dict[str, Any] = field(default_factory=dict)
     """The rest of the server side as plain data (`evidence.cell_evidence`), and `mixed` for mixed workloads."""
 
+    @property
+    def open(self) -> bool:
+        """Whether fresh launches have yet to decide it; what an update has accepted needs none."""
+        return self.verdict == "SUSPECT" and not self.details.get(ACCEPTED)
+
+    def red(self, require_baseline: bool) -> bool:
+        """Whether it fails its run; a cell whose numbers an update made the new normal does not."""
+        if self.details.get(ACCEPTED) or self.verdict not in set(Verdict):
+            return False
+        return blocks(Verdict(self.verdict), require_baseline)
+
+    def details_when(self, accepted: bool) -> dict[str, Any]:
+        """Its details, which say whether its numbers are the new normal."""
+        others = {key: value for key, value in self.details.items() if key != ACCEPTED}
+        return others | ({ACCEPTED: True} if accepted else {})
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for the cell's file."""
         return {
@@ -169,13 +185,3 @@ def cells_of(outcomes: Iterable[CellOutcome]) -> dict[str, list[CellOutcome]]:
 def settled(outcomes: Iterable[CellOutcome]) -> list[CellOutcome]:
     """Cells of a broken-off run that need no second look: also those that failed, or a run could be resumed green."""
     return [outcome for outcome in outcomes if outcome.verdict not in UNSETTLED]
-
-
-def with_acceptance(details: Mapping[str, Any], accepted: bool) -> dict[str, Any]:
-    """A cell's details that say whether its numbers are the new normal."""
-    return {k: v for k, v in details.items() if k != ACCEPTED} | ({ACCEPTED: True} if accepted else {})
-
-
-def is_red(outcome: CellOutcome, require_baseline: bool) -> bool:
-    """Whether a settled cell fails its run; one whose numbers an update made the new normal does not."""
-    return not outcome.details.get(ACCEPTED) and blocks(Verdict(outcome.verdict), require_baseline)

@@ -13,7 +13,7 @@ import orjson
 
 from pytest_pdperf import __version__
 from pytest_pdperf.evidence.naming import Naming
-from pytest_pdperf.gate.verdict import VERDICTS, Verdict, VerdictRow, blocks
+from pytest_pdperf.gate.verdict import VERDICTS, Verdict, VerdictRow
 from pytest_pdperf.measure.cell_result import MetricValue
 from pytest_pdperf.measure.table import METRICS
 from pytest_pdperf.writing import whole
@@ -43,8 +43,7 @@ def summary_of(run: Run, *, require_baseline: bool = False, exit_status: int | N
     for outcome in run.outcomes:
         name = outcome.verdict if outcome.verdict in counts else "NOT_JUDGED"
         counts[name] += 1
-        if name != "NOT_JUDGED" and blocks(Verdict(name), require_baseline):
-            blocking += 1
+        blocking += outcome.red(require_baseline)
     status = exit_status if exit_status is not None else int(blocking > 0)
     return {
         "schema": SCHEMA,
@@ -101,7 +100,7 @@ def _cell(outcome: CellOutcome, require_baseline: bool) -> dict[str, Any]:
         "workload": result.workload,
         "cell": result.cell,
         "verdict": outcome.verdict if known else "NOT_JUDGED",
-        "blocks": known and blocks(Verdict(outcome.verdict), require_baseline),
+        "blocks": outcome.red(require_baseline),
         "evidence": outcome.evidence,
         "requests": result.requests,
         "ok": result.ok,

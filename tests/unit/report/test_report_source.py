@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.report.outcomes import ACCEPTED, CellOutcome, RunSummary, is_red, load, save, settled
+from pytest_pdperf.report.outcomes import ACCEPTED, CellOutcome, RunSummary, load, save, settled
 from pytest_pdperf.report.source import load_run, open_source, run_of
 from tests.unit.report.report_data import cell_of, outcome, request, small_run, write_cell, write_environment
 
@@ -112,10 +112,14 @@ def test_a_resumed_run_keeps_what_failed_and_measures_again_what_says_nothing(tm
         save(outcome(f"c{order}", verdict=verdict, order=order), tmp_path)
     kept = settled(load(tmp_path)[0])
     assert [one.verdict for one in kept] == ["PASS", "FAIL", "NO_BASELINE", "NOISY"]
-    assert [is_red(one, require_baseline=False) for one in kept] == [False, True, False, False]
-    assert [is_red(one, require_baseline=True) for one in kept] == [False, True, True, False]
-    accepted = replace(kept[1], details={ACCEPTED: True})
-    assert not is_red(accepted, require_baseline=True)
+    assert [one.red(require_baseline=False) for one in kept] == [False, True, False, False]
+    assert [one.red(require_baseline=True) for one in kept] == [False, True, True, False]
+    suspect = outcome(verdict="SUSPECT")
+    assert suspect.open and not replace(suspect, details=suspect.details_when(True)).open
+    accepted = replace(kept[1], details=kept[1].details_when(True))
+    assert accepted.details[ACCEPTED] and ACCEPTED not in accepted.details_when(False)
+    assert not accepted.red(require_baseline=True)
+    assert not outcome(verdict="").red(require_baseline=True)
 
 
 def test_outcomes_of_older_versions_stay_readable() -> None:
