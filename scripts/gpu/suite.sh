@@ -18,6 +18,6 @@ trap pack EXIT
 
 timeout --signal=INT --kill-after=40 "$seconds" python3 -m pytest tests/perf -v \
     --engine vllm --gpus 0-1 --model "$model" --served-model "$(basename "$model")" \
-    --topology pd-1p1d,aggregated-2x --workload fixed-shapes-short --require-baseline no --keep-logs \
+    --topology pd-1p1d,aggregated-2x --workload fixed-shapes-short --require-baseline no \
     --engine-arg load_format=dummy --engine-arg max_model_len=16384 --engine-arg max_num_seqs=64 \
     --engine-arg gpu_memory_utilization=0.85 "$@" 2>&1 | tee "$out/run.log"
