@@ -61,6 +61,16 @@ def test_every_option_is_read_somewhere() -> None:
     assert {option.name for option in OPTIONS} <= read
 
 
+@pytest.mark.parametrize("script", ["scripts/gpu/suite.sh", "scripts/cpu_vllm/suite.sh"])
+def test_scripts_ask_for_options_that_there_are(script: str) -> None:
+    """Nobody runs the one for GPUs on a machine without them."""
+    text = (ROOT / script).read_text()
+    (first, *_) = re.findall(r"(?:-m )?pytest (?:[^\n]*\\\n)*[^\n]*", text.partition("set -")[2])
+    asked = set(re.findall(r"(?<=\s)--[a-z][a-z-]*", first))
+    assert asked
+    assert asked <= {option.flag for option in OPTIONS}
+
+
 @pytest.mark.parametrize("text", ["0", "-3", "x", "1.5", ""])
 def test_launches_must_be_a_positive_count(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
