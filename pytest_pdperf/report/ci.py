@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_pdperf.gate.verdict import VERDICTS, Blocks, Verdict
+from pytest_pdperf.gate.verdict import VERDICTS, Verdict
 
 from .grid import build_grid
 from .heat import SYMBOLS
@@ -129,18 +129,11 @@ def annotation_lines(run: Run, *, require_baseline: bool = False) -> list[str]:
     """GitHub workflow commands: an error for each blocking cell, a warning for each that proves nothing."""
     levels: dict[str, list[CellOutcome]] = {"error": [], "warning": []}
     for outcome in run.outcomes:
-        if level := _level(outcome.verdict, require_baseline):
-            levels[level].append(outcome)
+        if outcome.red(require_baseline):
+            levels["error"].append(outcome)
+        elif outcome.verdict == Verdict.NOISY:
+            levels["warning"].append(outcome)
     return [line for level, outcomes in levels.items() for line in _commands(level, outcomes)]
-
-
-def _level(verdict: str, require_baseline: bool) -> str:
-    if verdict not in set(Verdict):
-        return ""
-    when = VERDICTS[Verdict(verdict)].blocks
-    if when is Blocks.ALWAYS or (when is Blocks.REQUIRED and require_baseline):
-        return "error"
-    return "warning" if verdict == Verdict.NOISY else ""
 
 
 def _commands(level: str, outcomes: Sequence[CellOutcome]) -> Iterator[str]:

@@ -160,6 +160,14 @@ def test_annotations_follow_the_verdict_table() -> None:
     )
 
 
+def test_what_an_update_accepted_is_no_error_in_ci() -> None:
+    suspect = outcome(verdict="SUSPECT")
+    accepted = run(replace(suspect, details=suspect.details_when(True)))
+    assert annotation_lines(accepted, require_baseline=True) == []
+    assert summary_of(accepted)["exit"]["blocking_cells"] == 0
+    assert summary_of(run(suspect))["exit"]["blocking_cells"] == 1
+
+
 def test_more_annotations_than_github_shows_end_in_a_count() -> None:
     many = [outcome(f"in512-out256-c{c}", verdict="FAIL") for c in range(1, 31)]
     lines = annotation_lines(run(*many))
