@@ -24,7 +24,7 @@ from .places.deployment import Deployment, look
 from .places.found import explained, named_in, notes_of
 from .places.greeting import Greeting, greet
 from .places.named import topology_of
-from .probing import prompt_vocabulary
+from .probing import ALONE, THROUGH_THE_ROUTER, prompt_vocabulary
 from .provenance import Hardware, LaunchRecord
 from .run_files import RunFiles
 from .spec.topology import Kind
@@ -220,8 +220,8 @@ class AttachedBench(Measuring[AttachedStack]):
         if target.api != "completions":
             raise CannotCompare(f"roles of {self._deployment.engine} cannot be asked one by one from outside")
         prompt = tuple(100 + (7 * i) % 1009 for i in range(length))
-        ways = {"through the router": named.url}
-        ways |= {f"{name} alone": url.removesuffix("/metrics") for name, url in named.urls.items()}
+        ways = {THROUGH_THE_ROUTER: named.url}
+        ways |= {f"{name}{ALONE}": url.removesuffix("/metrics") for name, url in named.urls.items()}
         try:
             return {
                 way: probe(url, self._deployment.model, prompt, count, access=named.access)

@@ -60,6 +60,7 @@ class Narrator:
         self._remaining: Callable[[], Remaining] | None = None
         self._left: Remaining | None = None
         self._verdicts: dict[str, str] = {}
+        self._cause = ""
         self._drawn = -REDRAW_S
         self._told = self._began
 
@@ -147,9 +148,10 @@ class Narrator:
         self._rate.add(progress)
         self.tick()
 
-    def judged(self, nodeid: str, verdict: str) -> None:
-        """A cell has a verdict, or another one than before."""
+    def judged(self, nodeid: str, verdict: str, causes: Sequence[str] = ()) -> None:
+        """A cell has a verdict, or another one than before, with a line for each fault behind it."""
         self._verdicts[nodeid] = verdict
+        self._cause = next(iter(causes), self._cause)
 
     # -- what is shown -------------------------------------------------------------------------------------
 
@@ -177,6 +179,7 @@ class Narrator:
         where.done, where.cells = len(self._done), len(self._numbers)
         counts = Counter(self._verdicts.values())
         where.bad = Counter({verdict: counts[verdict] for verdict in BAD if counts[verdict]})
+        where.cause = self._cause
         if self._left is not None and self._done != self._numbers.keys():
             where.left_s = self._left.seconds(self._current, where.elapsed_s)
         return where

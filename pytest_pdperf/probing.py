@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
 
+from .evidence.naming import Finding, damaged
 from .spec.topology import Kind, Role
 from .stack.greedy import logprob_gap, probe
 from .stack.launch import Stack
 from .stack.pairs import probe_pair
 from .stack.running import Serving
+
+THROUGH_THE_ROUTER, ALONE = "through the router", " alone"
+"""How a way to ask is called, and how the name ends where it is one engine by itself."""
 
 
 def exact_form(forms: frozenset[str]) -> str | None:
@@ -51,6 +55,18 @@ def parts_at_a_tie(
     return gap is not None and gap <= limit_nats
 
 
+def kv_damage(answers: Mapping[str, Sequence[int]]) -> Finding | None:
+    """The fault behind greedy answers that differ over the KV transfer while all engines alone agree; else None.
+
+    `answers` are those of `greedy_by_every_way`. Engines that cannot be asked alone leave it open.
+    """
+    alone = {place: tuple(tokens) for place, tokens in answers.items() if place.endswith(ALONE)}
+    if not any(place.startswith(Role.DECODE.value) for place in alone) or len(set(alone.values())) != 1:
+        return None
+    same = tuple(answers[THROUGH_THE_ROUTER]) in alone.values()
+    return None if same else damaged()
+
+
 def greedy_by_every_way(stack: Stack, length: int, count: int) -> dict[str, tuple[int, ...]]:
     """Way -> the first `count` greedy tokens for one fixed prompt of `length` tokens.
 
@@ -59,7 +75,7 @@ def greedy_by_every_way(stack: Stack, length: int, count: int) -> dict[str, tupl
     """
     prompt = greedy_prompt(length)
     form = exact_form(stack.plan.prompt_forms()) or "token_ids"
-    answers = {"through the router": probe(stack.url, stack.model, prompt, count, form=form)}
+    answers = {THROUGH_THE_ROUTER: probe(stack.url, stack.model, prompt, count, form=form)}
     if form == "generate_ids" and stack.plan.topology.kind is Kind.PD:
         for prefill in stack.plan.of_role(Role.PREFILL):
             for decode in stack.plan.of_role(Role.DECODE):
@@ -67,5 +83,5 @@ def greedy_by_every_way(stack: Stack, length: int, count: int) -> dict[str, tupl
                 answers[place] = probe_pair(stack.plan, prefill, decode, prompt, count)
     else:
         for name, url in stack.role_urls.items():
-            answers[f"{name} alone"] = probe(url, stack.model, prompt, count, form=form)
+            answers[f"{name}{ALONE}"] = probe(url, stack.model, prompt, count, form=form)
     return answers

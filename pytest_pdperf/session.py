@@ -344,7 +344,7 @@ class Session:
         self._outcomes[(outcome.topology, outcome.result.cell, outcome.launch)] = outcome
         name, page = file_of(outcome)
         self.files.put(self.folder / CELLS / name, page)
-        self.tell.judged(outcome.nodeid, outcome.verdict)
+        self.tell.judged(outcome.nodeid, outcome.verdict, cause_lines(outcome.naming, mark=""))
 
     def _load(self) -> tuple[list[CellOutcome], list[str]]:
         return load(self.folder / CELLS, self.files.waiting)

@@ -34,7 +34,7 @@ from pytest_pdperf.evidence.cell_evidence import Watched
 from pytest_pdperf.evidence.cell_window import Instruments, StackWatch
 from pytest_pdperf.evidence.drain import Drain, wait_drained
 from pytest_pdperf.evidence.exposition import Snapshot, Unknown
-from pytest_pdperf.evidence.naming import Fault, Finding, Naming, against, damaged, died
+from pytest_pdperf.evidence.naming import Fault, Finding, Naming, against, died
 from pytest_pdperf.evidence.speeds import Usual
 from pytest_pdperf.load.job import Job
 from pytest_pdperf.load.plan import plan_cell
@@ -42,6 +42,7 @@ from pytest_pdperf.load.results import read_records
 from pytest_pdperf.load.target import Target
 from pytest_pdperf.load.worker import run_job
 from pytest_pdperf.measure.records import CellRecords
+from pytest_pdperf.probing import ALONE, THROUGH_THE_ROUTER, kv_damage
 from pytest_pdperf.report.usual_speed import speeds_of, usual_of
 from pytest_pdperf.routers.registry import get_router
 from pytest_pdperf.spec.topology import Kind, Role, Topology
@@ -211,17 +212,18 @@ class Study:
         )
         return read_records(self._folder)
 
-    def _probe(self, timeout_s: float = 3.0) -> bool | None:
+    def _probe(self, timeout_s: float = 3.0) -> Finding | None:
         try:
-            return probe(self.stack.url, self.stack.model, PROBE, 4, timeout_s=timeout_s) == self._tokens
+            answer = probe(self.stack.url, self.stack.model, PROBE, 4, timeout_s=timeout_s)
         except ProbeError:
             return None
+        return kv_damage({THROUGH_THE_ROUTER: answer, f"decode-0{ALONE}": self._tokens})
 
     def _judged(self, name: str, value: str, knob: Knob | None, seen: Naming, began: float) -> Run:
         dead = any(one.fault is Fault.DIED for one in seen.findings)
         named = seen.findings if dead else against(seen, self._usual).findings
-        if not dead and self._probe() is False:
-            named = (*named, damaged())
+        if not dead and (damage := self._probe()):
+            named = (*named, damage)
         right = (
             not named
             if knob is None

@@ -60,6 +60,8 @@ class Where:
     bad: Counter[str] = field(default_factory=Counter)
     """Verdicts so far that somebody has to look at."""
     left_s: float | None = None
+    cause: str = ""
+    """The fault that was named last; empty while all are well."""
 
 
 def numbers(where: Where) -> list[str]:
@@ -82,6 +84,8 @@ def standing(where: Where) -> list[str]:
     """How the run as a whole is doing."""
     known = [f"{where.done} of {where.cells} cells done"] if where.cells else []
     known += [f"{count} {verdict}" for verdict, count in where.bad.items()]
+    if where.cause:
+        known.append(f"last fault: {where.cause}")
     if where.left_s is not None:
         known.append(f"ETA {minutes(where.left_s)}")
     return known

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_pdperf.errors import CannotCompare
-from pytest_pdperf.probing import parts_at_a_tie
+from pytest_pdperf.probing import kv_damage, parts_at_a_tie
 from pytest_pdperf.session import Session
 from pytest_pdperf.stack.running import Serving
 
@@ -27,4 +27,6 @@ def test_greedy_tokens_are_equal(pdperf: Session, stack: Serving) -> None:
             if tokens != expected
             and not parts_at_a_tie(stack, length, expected, tokens, pdperf.settings["greedy_tolerance"])
         }
-        assert not different, f"{length} prompt tokens: router says {expected}, but {different}"
+        damage = kv_damage(answers)
+        cause = f"\ncause: {damage.line}" if damage else ""
+        assert not different, f"{length} prompt tokens: router says {expected}, but {different}{cause}"

@@ -73,13 +73,16 @@ def test_a_terminal_shows_cell_numbers_and_time_left() -> None:
         tell.progress(measured(4, 1.0, 1000))
         clock.now += 2
         tell.progress(measured(12, 3.0, 2640, failed=2))
-    tell.judged("node", "FAIL")
+    assert "last fault" not in screen.area
+    tell.judged("node", "FAIL", ("decode slowed (decode-0): 12 ms", "another"))
+    tell.judged("other", "PASS")
     with tell.measuring(*CELLS[1]):
         clock.now += 1
         tell.progress(measured(12, 3.0, 2640, failed=1))
         shown = screen.area
     assert "cell 2 of 3: pd in512-out256-c8" in shown
     assert "measure 12/32" in shown
+    assert "last fault: decode slowed (decode-0): 12 ms" in shown and "another" not in shown
     assert "4 in flight" in shown
     assert "TTFT 52.4 ms" in shown
     assert "ITL 11.6 ms" in shown

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pdperf.probing import prompt_vocabulary
+from pytest_pdperf.evidence.naming import damaged
+from pytest_pdperf.probing import kv_damage, prompt_vocabulary
 
 
 @pytest.mark.parametrize(
@@ -27,3 +28,24 @@ def test_prompts_use_only_tokens_that_the_model_has(
 
 def test_a_model_known_by_name_only_gets_the_usual_vocabulary() -> None:
     assert prompt_vocabulary("Qwen/Qwen3-32B") == (1000, 30000)
+
+
+ROUTER, PREFILL, DECODE = "through the router", "prefill-0 alone", "decode-0 alone"
+
+
+@pytest.mark.parametrize(
+    ("answers", "damage"),
+    [
+        ({ROUTER: (1, 2), PREFILL: (1, 2), DECODE: (1, 2)}, False),
+        ({ROUTER: (1, 3), PREFILL: (1, 2), DECODE: (1, 2)}, True),
+        ({ROUTER: (1, 3), PREFILL: (1, 2), DECODE: (1, 3)}, False),
+        ({ROUTER: (1, 3), PREFILL: (1, 2), DECODE: (1, 4)}, False),
+        ({ROUTER: (1, 3), "server-0 alone": (1, 2)}, False),
+        ({ROUTER: (1, 3), "prefill-0 to decode-0 directly": (1, 2)}, False),
+        ({ROUTER: (1, 3), DECODE: (1, 2), "aggregated-3x": (1, 3)}, True),
+    ],
+)
+def test_kv_is_damaged_where_only_the_way_over_the_transfer_differs(
+    answers: dict[str, tuple[int, ...]], damage: bool
+) -> None:
+    assert kv_damage(answers) == (damaged() if damage else None)

@@ -62,6 +62,8 @@ def test_wins_and_losses_are_counted_and_shown_cell_by_cell() -> None:
 def test_without_two_sides_nobody_wins() -> None:
     assert contest(grid(*PD)) is None
     assert contest(grid(*PLAIN)) is None
+    nights = [Run(name=name, folder=Path(name), outcomes=PD) for name in ("one", "two")]
+    assert contest(build_grid(nights)) is None, "PD against PD of another night"
     alike = contest(grid(cell(FIRST, "pd-1p2d", 100.0, 40.0), PLAIN[0]))
     assert alike is not None and alike.lines[0].endswith("wins against aggregated-3x: nothing.")
     assert contest(grid(replace(PD[0], verdict="INVALID"), PLAIN[0])) is None
@@ -80,7 +82,8 @@ def test_the_role_that_requests_queue_for_limits_and_a_short_queue_limits_nothin
         (FIRST, "pd-1p2d", "0.5 at work, 2.5 waiting", "3.2 at work, 0.1 waiting", "prefill"),
         (SECOND, "pd-1p2d", "0.5 at work, 0.05 waiting", "3.2 at work, 0.1 waiting", "none"),
     )
-    assert balance(grid(*PLAIN)) is None
+    load = {"server": {"served": 3.0, "waiting": 2.0}}
+    assert balance(grid(replace(PLAIN[0], details={"roles": load, "limiting": "unknown"}))) is None
 
 
 @pytest.mark.parametrize(
