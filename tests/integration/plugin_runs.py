@@ -20,7 +20,7 @@ QWEN3_32B = {
 }
 """The config.json of a model that is planned for and never loaded."""
 TRIES = 4
-SPARED = ("-p", "no:hypothesispytest", "-o", "asyncio_default_fixture_loop_scope=function")
+SPARED = ("-p", "no:hypothesispytest", "-p", "no:asyncio")
 """Plugins of this repository's own tests: the import of one costs over a second of CPU, the other warns."""
 STARVED = re.compile(
     "the client got too little CPU|requests in flight on average|clients were busy at once"

@@ -26,13 +26,6 @@ _FLAGS: Mapping[str, str] = {
 }
 """Engine arguments with a meaning here. Others are for real engines: they are logged and ignored."""
 
-_STAGES: Mapping[str, str] = {
-    "SIMULATED engine": "starting",
-    "Starting to load model": "loading weights",
-    "Starting vLLM server": "opening port",
-    "Application startup complete.": "ready",
-}
-
 
 class SimEngine:
     """Starts `python -m pytest_pdperf.engines.sim.server`; everything it measures is SIMULATED."""
@@ -40,6 +33,13 @@ class SimEngine:
     name = "sim"
     default_router = "vllm_router"
     simulated = True
+    stages: Mapping[str, str] = {
+        "SIMULATED engine": "starting",
+        "Starting to load model": "loading weights",
+        "Starting vLLM server": "opening port",
+        "Application startup complete.": "ready",
+    }
+    """What a log line has in it -> the start-up stage that it opens."""
 
     def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
         """Raise UsageProblem for a fault that the simulator does not have."""
@@ -95,7 +95,7 @@ class SimEngine:
 
     def stage(self, line: str) -> str | None:
         """Name of the start-up stage that this log line opens."""
-        for text, stage in _STAGES.items():
+        for text, stage in self.stages.items():
             if text in line:
                 return stage
         return None

@@ -17,12 +17,6 @@ MODULE = "pytest_pdperf.engines.sim.sglang_server"
 _CONNECTORS = ("nixl", "mooncake")
 _OWN = {"incremental_streaming_output", "metrics_form"}
 _COMMON = {theirs: common for common, theirs in SAME_MEANING.items()}
-_STAGES: Mapping[str, str] = {
-    "SIMULATED engine": "starting",
-    "Load weight begin": "loading weights",
-    "Uvicorn running on": "opening port",
-    "fired up and ready to roll": "ready",
-}
 
 
 class SimSglang(SimEngine):
@@ -34,6 +28,12 @@ class SimSglang(SimEngine):
 
     name = "sim-sglang"
     default_router = "sglang_router"
+    stages: Mapping[str, str] = {
+        "SIMULATED engine": "starting",
+        "Load weight begin": "loading weights",
+        "Uvicorn running on": "opening port",
+        "fired up and ready to roll": "ready",
+    }
 
     def check(self, programs: Programs, topology: Topology, devices: Sequence[str]) -> None:
         """Raise UsageProblem for a connector or a fault that this simulation does not have."""
@@ -72,13 +72,6 @@ class SimSglang(SimEngine):
         if args.get("metrics_form") is not None:
             argv += ["--metrics-form", str(args["metrics_form"])]
         return replace(common, argv=tuple(argv))
-
-    def stage(self, line: str) -> str | None:
-        """Name of the start-up stage that this log line opens."""
-        for text, stage in _STAGES.items():
-            if text in line:
-                return stage
-        return None
 
     def root_cause(self, lines: Sequence[str]) -> str | None:
         """The first ERROR line, else the last line of a traceback."""

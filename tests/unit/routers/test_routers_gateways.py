@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from pytest_pdperf.routers.registry import get_router
 from pytest_pdperf.routers.sglang_router import ROUTER as SGLANG
 from pytest_pdperf.routers.smg import ROUTER as SMG
 from pytest_pdperf.routers.smg import start_of
-from pytest_pdperf.spec.topology import FlagValue, Kind, KvTransfer, Role, RouterSpec
+from pytest_pdperf.spec.topology import FlagValue, Kind
+from tests.unit.routers.router_instances import router as router_of
 
 NOWHERE = Programs(())
+router = partial(router_of, prefill=2, decode=1)
 BOTH = pytest.mark.parametrize("product", [SGLANG, SMG], ids=lambda r: r.name)
 COMMON = [
     ("--host", "127.0.0.1"),
@@ -31,40 +34,6 @@ COMMON = [
     ("--disable-retries",),
     ("--shutdown-grace-period-secs", "1"),
 ]
-
-
-def worker(role: Role, number: int) -> Instance:
-    bootstrap = 8998 + number if role is Role.PREFILL else 0
-    return Instance(
-        id=f"{role.value}-{number}",
-        role=role,
-        ports=Ports(http=8200 + number + (10 if role is Role.DECODE else 0), bootstrap=bootstrap),
-        devices=(),
-        tensor_parallel=1,
-        model="m",
-        served_model="m",
-        args={},
-        env={},
-        kv_transfer=None,
-    )
-
-
-def router(
-    kind: Kind = Kind.PD,
-    *,
-    connector: str = "nixl",
-    args: dict[str, FlagValue] | None = None,
-    prefill: int = 2,
-    decode: int = 1,
-) -> RouterInstance:
-    if kind is Kind.PD:
-        workers = [worker(Role.PREFILL, i) for i in range(prefill)]
-        workers += [worker(Role.DECODE, i) for i in range(decode)]
-    else:
-        workers = [worker(Role.SERVER, i) for i in range(2)]
-    kv = KvTransfer.model_validate({"connector": connector}) if kind is Kind.PD else None
-    spec = RouterSpec(policy="round_robin", args=args or {}, env={"RUST_LOG": "info"})
-    return RouterInstance(spec=spec, kind=kind, port=8000, metrics_port=9100, workers=workers, kv_transfer=kv)
 
 
 def pairs(argv: tuple[str, ...]) -> list[tuple[str, ...]]:

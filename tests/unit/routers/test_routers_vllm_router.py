@@ -6,48 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_pdperf.engines.base import Instance, Ports, Programs
+from pytest_pdperf.engines.base import Programs
 from pytest_pdperf.errors import UsageProblem
-from pytest_pdperf.routers.base import RouterInstance
 from pytest_pdperf.routers.registry import ROUTERS, get_router
 from pytest_pdperf.routers.vllm_router import ROUTER
-from pytest_pdperf.spec.topology import FlagValue, Kind, KvTransfer, Role, RouterSpec
+from pytest_pdperf.spec.topology import FlagValue, Kind
+from tests.unit.routers.router_instances import router
 
 NOWHERE = Programs(())
-
-
-def worker(role: Role, number: int) -> Instance:
-    return Instance(
-        id=f"{role.value}-{number}",
-        role=role,
-        ports=Ports(http=8200 + number + (10 if role is Role.DECODE else 0), bootstrap=8998 + number),
-        devices=(),
-        tensor_parallel=1,
-        model="m",
-        served_model="m",
-        args={},
-        env={},
-        kv_transfer=None,
-    )
-
-
-def router(
-    kind: Kind = Kind.PD,
-    *,
-    connector: str = "nixl",
-    args: dict[str, FlagValue] | None = None,
-    prefill: int = 1,
-    decode: int = 2,
-) -> RouterInstance:
-    if kind is Kind.PD:
-        workers = [worker(Role.PREFILL, i) for i in range(prefill)] + [
-            worker(Role.DECODE, i) for i in range(decode)
-        ]
-    else:
-        workers = [worker(Role.SERVER, i) for i in range(2)]
-    kv = KvTransfer.model_validate({"connector": connector}) if kind is Kind.PD else None
-    spec = RouterSpec(policy="round_robin", args=args or {}, env={"RUST_LOG": "info"})
-    return RouterInstance(spec=spec, kind=kind, port=8000, metrics_port=9100, workers=workers, kv_transfer=kv)
 
 
 def pairs(argv: tuple[str, ...]) -> list[tuple[str, ...]]:

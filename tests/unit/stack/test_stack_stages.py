@@ -18,8 +18,8 @@ from pytest_pdperf.stack.stages import FLOOR_S, REFERENCE_S, STARTING, TABLES, s
     [
         ("vllm", {stage for _, stage in vllm._STAGES}),
         ("sglang", {stage for _, stage in sglang._STAGES}),
-        ("sim", set(sim._STAGES.values())),
-        ("sim-sglang", set(sim_sglang._STAGES.values())),
+        ("sim", set(sim.ENGINE.stages.values())),
+        ("sim-sglang", set(sim_sglang.ENGINE.stages.values())),
     ],
 )
 def test_the_tables_know_the_stages_of_the_engines(name: str, named: set[str]) -> None:
