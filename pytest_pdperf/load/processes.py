@@ -13,7 +13,7 @@ from pytest_pdperf.spec.workload import Cell, ClosedLoop, OpenLoop, Stream
 CLIENTS_A_PROCESS = 500
 """Half of the 1000 streams that one process was measured with (benchmarks/client)."""
 EVENTS_A_PROCESS = 12_000.0
-"""Token events a second: the highest rate of which one core read 99 % within 5 ms on a quiet machine
+"""Token events a second: a rate of which one core read 99 % within 5 ms in every quiet run so far
 (benchmarks/client); stamps are right beyond it."""
 MOST = 64
 
