@@ -245,11 +245,19 @@ def test_delayed_ack_stall_is_named_and_quick_ack_removes_it(
 
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[Progress] = []
+    unwritten: list[int] = []
     with scripted([answer(100)]) as server, Spool(tmp_path / "b") as spool:
         loop = uvloop.new_event_loop()
         job = Job(Target(server.url, "m"), (closed_plan(12, 1),), 10.0, "t")
-        Drive(loop, job, spool, on_progress=told.append).run()
+
+        def tell(state: Progress) -> None:
+            told.append(state)
+            unwritten.append(len(spool._queue))
+
+        Drive(loop, job, spool, on_progress=tell).run()
         loop.close()
+        assert not spool._queue
+    assert max(unwritten) <= 1, "bodies go to disk during the run, not at its end"
     assert {p.phase for p in told} == {"connect", "measure"}
     assert told[-1].total == 12
     for state in told:
