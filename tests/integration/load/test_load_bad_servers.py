@@ -121,7 +121,7 @@ def test_a_server_that_hangs_up_after_each_answer_costs_one_request_at_most(end:
     lost = [r for r in driven.records if r.status is not Status.OK]
     assert len(lost) <= 1
     assert all("had carried a request before" in r.error for r in lost)
-    assert server.connections >= 8
+    assert server.connections >= 8 - len(lost), "a lost request had no connection of its own"
 
 
 def test_unknown_host(tmp_path: Path) -> None:
