@@ -23,6 +23,7 @@ from .gpu_findings import capped, throttled
 from .gpu_trace import GpuSummary, Look, ThrottleVerdict, energy_per_token, judge_throttle, summarise
 from .kv_errors import KvErrors, read_kv_errors
 from .kv_logs import KvLogVerdict, judge_kv_logs
+from .log_findings import LogFindings, read_log_findings
 from .naming import Naming, name_faults
 from .path import whole_block_tail
 from .readings import block_tokens
@@ -112,6 +113,7 @@ class CellEvidence:
     energy_per_output_token_j: float | None
     kv_log: KvLogVerdict | None
     kv_errors: KvErrors
+    logged: LogFindings
     role_counts: RoleCounts | None
     """From the access logs; None where engines do not write them."""
     drained_in_s: float | None
@@ -147,6 +149,7 @@ class CellEvidence:
             "energy_per_output_token_j": self.energy_per_output_token_j,
             "kv_log": _plain(self.kv_log),
             "kv_errors": _plain(self.kv_errors),
+            "logged": _plain(self.logged),
             "role_counts": _plain(self.role_counts),
             "router_ms": self.router_ms,
             "http_ms": self.http_ms,
@@ -192,6 +195,7 @@ def judge_cell(watched: Watched, seen: Seen, records: CellRecords) -> CellEviden
         energy_per_output_token_j=_energy(seen.looks, watched.uuids, records),
         kv_log=kv_log,
         kv_errors=errors,
+        logged=read_log_findings(engine_lines, watched.roles),
         role_counts=counts,
         drained_in_s=seen.drain.waited_s,
         naming=name_faults(
@@ -331,7 +335,7 @@ def _with_findings(found: CellEvidence, watched: Watched, seen: Seen) -> CellEvi
         problems += [
             f"not drained after {seen.drain.waited_s or 0:.0f} s: {text}" for text in seen.drain.reasons
         ]
-    warnings: list[str] = []
+    warnings = list(found.logged.warnings)
     if found.transport is not None:
         if found.transport.as_asked is False:
             problems.append(

@@ -130,6 +130,13 @@ def _mixed(data: Mapping[str, Any]) -> str:
     )
 
 
+def _logged_rates(data: Mapping[str, Any]) -> str:
+    rates = at(data, "logged", "generation_tps")
+    if not isinstance(rates, Mapping):
+        return ""
+    return ", ".join(f"{id} {rate:,.0f} tok/s" for id, rate in rates.items())
+
+
 LOOKS: tuple[Look, ...] = (
     Look(
         "evidence", "what the engines' own counters prove", lambda d: str(at(d, "evidence", "summary") or "")
@@ -162,6 +169,11 @@ LOOKS: tuple[Look, ...] = (
         "waits longest for",
         "what requests wait for longest before their first token",
         lambda d: str(at(d, "limiting") or ""),
+    ),
+    Look(
+        "generates, by its log",
+        "median generation rate of each decode engine's own progress lines (SGLang)",
+        _logged_rates,
     ),
     Look("steady beside burst", "streaming time of the main stream that was spent in stalls", _mixed),
     Look("GPUs", "median SM clock while busy, mean power, highest temperature", _gpus),

@@ -102,6 +102,23 @@ def test_a_healthy_cell_has_nothing_to_say_and_its_stages_add_up() -> None:
     json.dumps(found.details(), allow_nan=False)
 
 
+def test_what_the_logs_of_a_cell_say_is_a_warning_and_a_rate_is_kept() -> None:
+    decode = "Decode batch. #running-req: 3, #transfer-req: 2, gen throughput (token/s): "
+    rows = [decode + rate for rate in ("0.00", "0.00", "0.00", "90.0", "100.0")]
+    glog = "E0203 04:05:07.000004 302 tcp_transport.cpp:170] Session::readBody failed. Error: End of file"
+    found = judge_cell(WATCHED, replace(SEEN, lines={"prefill-0": [glog, glog], "decode-0": rows}), records())
+    assert found.problems == ()
+    stuck, failing = sorted(found.warnings)
+    assert stuck.startswith("decode-0: three progress lines in a row") and "stood still" in stuck
+    assert failing == (
+        "prefill-0: Mooncake's transfer engine logged 2 errors, first: tcp_transport.cpp:170: Session::readBody "
+        "failed. Error: End of file"
+    )
+    assert found.details()["logged"]["generation_tps"] == {"decode-0": pytest.approx(45.0)}
+    quiet = judge_cell(WATCHED, replace(SEEN, lines={"prefill-0": rows, "decode-0": None}), records())
+    assert quiet.warnings == () and quiet.logged.generation_tps == {}
+
+
 @pytest.mark.parametrize(("measured", "fits"), [(241.0, True), (266.0, True), (268.0, False), (214.0, False)])
 def test_stages_that_miss_the_measured_ttft_by_more_than_a_tenth_are_pointed_out(
     measured: float, fits: bool
