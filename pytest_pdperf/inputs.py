@@ -13,6 +13,7 @@ import yaml
 from .engines.base import Engine, Programs
 from .engines.foreign import ForeignEngine
 from .engines.registry import get_engine
+from .engines.sim.faults import Faults
 from .errors import UsageProblem
 from .gate.paired import Expectation, load_expectations
 from .gpus.grammar import GpuRequest, parse_gpus, resolve
@@ -286,6 +287,7 @@ def _add_faults(texts: Sequence[str], role_args: dict[str, dict[str, FlagValue]]
     for text in texts:
         role, key, value = _role_key_value(text, "--sim-fault")
         fault = key if value is None else f"{key}={value}"
+        Faults.parse(fault, f"--sim-fault {text!r}")
         for name in [role] if role else ROLES:
             args = role_args.setdefault(name, {})
             args["faults"] = f"{args['faults']},{fault}" if "faults" in args else fault

@@ -27,6 +27,16 @@ _FLAGS: Mapping[str, str] = {
 """Engine arguments with a meaning here. Others are for real engines: they are logged and ignored."""
 
 
+_NUMBERS: Mapping[str, type[int] | type[float]] = {
+    "max_model_len": int,
+    "max_num_seqs": int,
+    "max_num_batched_tokens": int,
+    "num_gpu_blocks_override": int,
+    "kv_lease_s": float,
+}
+"""Those of them that are numbers, all above 0."""
+
+
 class SimEngine:
     """Starts `python -m pytest_pdperf.engines.sim.server`; everything it measures is SIMULATED."""
 
@@ -84,7 +94,9 @@ class SimEngine:
             if name == "seed" or value is None:
                 continue
             if name in _FLAGS:
-                argv += [_FLAGS[name], _text(value)]
+                text = _text(value)
+                _refuse_no_number(f"arguments of {instance.id}", name, value)
+                argv += [_FLAGS[name], text]
             else:
                 _refuse_misspelt(f"arguments of {instance.id}", name)
                 ignored.append(name)
@@ -131,6 +143,14 @@ def _refuse_misspelt(place: str, key: str) -> None:
     near = difflib.get_close_matches(key, _FLAGS, n=1, cutoff=0.85)
     if near and key not in _FLAGS:
         raise UsageProblem(f"{place}: unknown {key!r}, did you mean {near[0]!r}?")
+
+
+def _refuse_no_number(place: str, name: str, value: FlagValue) -> None:
+    kind = _NUMBERS.get(name)
+    fits = int if kind is int else (int, float)
+    if kind is not None and (isinstance(value, bool) or not isinstance(value, fits) or value <= 0):
+        what = "a whole number" if kind is int else "a number"
+        raise UsageProblem(f"{place}: {name} is {value!r}, want {what} above 0, such as {name}=4096")
 
 
 def _text(value: FlagValue) -> str:

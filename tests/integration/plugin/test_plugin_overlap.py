@@ -26,7 +26,7 @@ PAIR = "kind: pd\nroles:\n  prefill: {replicas: 1}\n  decode: {replicas: 1}\n"
 FILES = {
     "topologies/one.yaml": SERVER,
     "topologies/pair.yaml": PAIR,
-    "topologies/broken.yaml": SERVER + "engine_args: {max_num_seqs: none-at-all}\n",
+    "topologies/broken.yaml": SERVER + "engine_args: {kv_load_failure_policy: none-at-all}\n",
     "topologies/wide.yaml": SERVER.replace("1", "3"),
     "workloads/small.yaml": "shapes: [64/48]\nconcurrency: [2]\nrequests: 12\nwarmups: 1\ntimeout_s: 30\n",
     "workloads/long.yaml": "shapes: [64/48]\nconcurrency: [2]\nrequests: 2000\nwarmups: 1\ntimeout_s: 30\n",

@@ -270,7 +270,7 @@ def test_requests_that_go_straight_to_decode_are_named_as_that(project: pytest.P
 def test_an_engine_that_dies_while_loading_shows_its_cause(project: pytest.Pytester) -> None:
     cells = ONE_CELL.replace("concurrency: [2]", "concurrency: [1, 2, 3, 4]")
     (project.path / "fixtures" / "workloads" / "small.yaml").write_text(cells)
-    result = run(project, "--engine-arg", "max_num_seqs=none-at-all")
+    result = run(project, "--engine-arg", "kv_load_failure_policy=none-at-all")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(errors=4)
     text = result.stdout.str()

@@ -103,6 +103,23 @@ def test_a_structured_value_for_a_known_flag_is_a_usage_problem() -> None:
         ENGINE.command(instance(args={"max_model_len": [1]}), PROGRAMS)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_num_seqs", "x"),
+        ("max_num_seqs", 1.5),
+        ("max_model_len", 0),
+        ("max_num_batched_tokens", True),
+        ("num_gpu_blocks_override", -1),
+        ("kv_lease_s", "soon"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_before_a_start(name: str, value: FlagValue) -> None:
+    with pytest.raises(UsageProblem, match=rf"decode-0: {name} is {value!r}, want a .*number above 0"):
+        ENGINE.command(instance(args={name: value}), PROGRAMS)
+    assert "0.5" in ENGINE.command(instance(args={"kv_lease_s": 0.5}), PROGRAMS).argv
+
+
 def test_a_misspelt_argument_is_not_one_of_a_real_engine() -> None:
     with pytest.raises(UsageProblem, match="unknown 'max_num_seq', did you mean 'max_num_seqs'"):
         ENGINE.command(instance(args={"max_num_seq": 3}), PROGRAMS)
