@@ -21,7 +21,7 @@ from .narrating import Narrator
 from .options import Settings
 from .overlap import OPTION, Overlap
 from .planning import plan_of
-from .probing import exact_form, greedy_by_every_way, prompt_vocabulary
+from .probing import EARLIER, THROUGH_THE_ROUTER, exact_form, greedy_by_every_way, prompt_vocabulary
 from .provenance import Hardware, LaunchRecord, launch_environment, record_of
 from .run_files import RunFiles
 from .sites import Site
@@ -289,14 +289,17 @@ class Bench(Measuring[Stack]):
         )
 
     def greedy_answers(self, length: int, count: int) -> dict[str, tuple[int, ...]]:
-        """Greedy tokens of one fixed prompt: through the router, without it, and from earlier stacks.
+        """Greedy tokens of one fixed prompt: through the router, now and earlier, without it, and from earlier stacks.
 
         Without it means from each engine alone, or, where a role cannot serve alone (SGLang), from each pair directly.
         """
         answers = greedy_by_every_way(self.stack(), length, count)
         earlier = self._greedy.setdefault(length, {})
-        answers |= {place: tokens for place, tokens in earlier.items() if place != self.launch.id}
-        earlier[self.launch.id] = answers["through the router"]
+        now = answers[THROUGH_THE_ROUTER]
+        answers |= {
+            EARLIER if place == self.launch.id else place: tokens for place, tokens in earlier.items()
+        }
+        earlier[self.launch.id] = now
         return answers
 
     # -- provenance ----------------------------------------------------------------------------------------

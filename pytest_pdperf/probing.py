@@ -16,6 +16,10 @@ from .stack.running import Serving
 
 THROUGH_THE_ROUTER, ALONE = "through the router", " alone"
 """How a way to ask is called, and how the name ends where it is one engine by itself."""
+EARLIER = "through the router, earlier in this launch"
+"""What the same launch answered when it was asked before: with cells measured in between, before the load."""
+GREEDY_LENGTHS = (64, 300)
+"""Prompt tokens: below and above one block of the engines' usual block sizes (16 to 128 tokens)."""
 
 
 def exact_form(forms: frozenset[str]) -> str | None:
@@ -53,6 +57,24 @@ def parts_at_a_tie(
         return False
     gap = logprob_gap(stack.url, stack.model, greedy_prompt(length), a, b)
     return gap is not None and gap <= limit_nats
+
+
+def difference(stack: Serving, length: int, answers: Mapping[str, Sequence[int]], limit_nats: float) -> str:
+    """Which ways answer otherwise than the router does now, and the fault behind it; empty when they all agree.
+
+    Within `limit_nats` a difference is allowed (`parts_at_a_tie`).
+    """
+    expected = answers[THROUGH_THE_ROUTER]
+    different = {
+        place: tokens
+        for place, tokens in answers.items()
+        if tokens != expected and not parts_at_a_tie(stack, length, expected, tokens, limit_nats)
+    }
+    if not different:
+        return ""
+    damage = kv_damage(answers)
+    cause = f"\ncause: {damage.line}" if damage else ""
+    return f"{length} prompt tokens: router says {expected}, but {different}{cause}"
 
 
 def kv_damage(answers: Mapping[str, Sequence[int]]) -> Finding | None:

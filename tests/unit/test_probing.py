@@ -1,11 +1,13 @@
 """Small decisions of the bench that need no process."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from pytest_pdperf.evidence.naming import damaged
-from pytest_pdperf.probing import kv_damage, prompt_vocabulary
+from pytest_pdperf.probing import EARLIER, difference, kv_damage, prompt_vocabulary
+from pytest_pdperf.stack.running import Serving
 
 
 @pytest.mark.parametrize(
@@ -49,3 +51,16 @@ def test_kv_is_damaged_where_only_the_way_over_the_transfer_differs(
     answers: dict[str, tuple[int, ...]], damage: bool
 ) -> None:
     assert kv_damage(answers) == (damaged() if damage else None)
+
+
+NO_STACK = cast(Serving, None)
+"""Without a tolerance nothing is asked."""
+
+
+def test_an_answer_that_the_load_changed_is_a_difference() -> None:
+    same = {ROUTER: (1, 2), DECODE: (1, 2), EARLIER: (1, 2)}
+    assert difference(NO_STACK, 64, same, 0.0) == ""
+    found = difference(NO_STACK, 64, {**same, EARLIER: (1, 3)}, 0.0)
+    assert found == f"64 prompt tokens: router says (1, 2), but {{{EARLIER!r}: (1, 3)}}"
+    damage = difference(NO_STACK, 300, {**same, ROUTER: (9, 9), PREFILL: (1, 2)}, 0.0)
+    assert "cause: " in damage and damage.startswith("300 prompt tokens: router says (9, 9), but ")
