@@ -1,6 +1,12 @@
 """What every integration test may rely on."""
 
+import signal
+
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a shell: what tests start would inherit it, and Ctrl-C would reach nobody.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
