@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import orjson
@@ -75,6 +75,22 @@ def difference(stack: Serving, length: int, answers: Mapping[str, Sequence[int]]
     damage = kv_damage(answers)
     cause = f"\ncause: {damage.line}" if damage else ""
     return f"{length} prompt tokens: router says {expected}, but {different}{cause}"
+
+
+def greedy_problem(
+    stack: Serving, ask: Callable[[int], Mapping[str, Sequence[int]]], count: int, limit_nats: float
+) -> str:
+    """What is wrong with the greedy answers of a stack, prompt length by prompt length; empty when nothing is.
+
+    `ask` gives the answers of every way for one length; each must have `count` tokens. Raises what `ask` raises.
+    """
+    for length in GREEDY_LENGTHS:
+        answers = ask(length)
+        if counts := {way: len(tokens) for way, tokens in answers.items() if len(tokens) != count}:
+            return f"{length} prompt tokens: {count} tokens were asked for, there came {counts}"
+        if problem := difference(stack, length, answers, limit_nats):
+            return problem
+    return ""
 
 
 def kv_damage(answers: Mapping[str, Sequence[int]]) -> Finding | None:

@@ -149,7 +149,7 @@ class CellEvidence:
             "energy_per_output_token_j": self.energy_per_output_token_j,
             "kv_log": _plain(self.kv_log),
             "kv_errors": _plain(self.kv_errors),
-            "logged": _plain(self.logged),
+            "logged": {"generation_tps": dict(self.logged.generation_tps)},
             "role_counts": _plain(self.role_counts),
             "router_ms": self.router_ms,
             "http_ms": self.http_ms,

@@ -27,9 +27,8 @@ WORDS: Mapping[str, str] = {
 
 def limit_of(outcome: CellOutcome) -> str:
     """What is short in a cell, a key of `WORDS`: what requests wait for longest, if enough of them wait."""
-    longest = str(at(outcome.details, "limiting") or "unknown")
-    if longest == "unknown" and outcome.ttft_split is not None:
-        longest = limiting_role(outcome.ttft_split)
+    split = outcome.ttft_split
+    longest = limiting_role(split) if split else str(at(outcome.details, "limiting") or "unknown")
     if longest in ("prefill", "decode"):
         waiting = at(outcome.details, "roles", longest, "waiting")
         if not isinstance(waiting, int | float):

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from pytest_pdperf.evidence.naming import damaged
-from pytest_pdperf.probing import EARLIER, difference, kv_damage, prompt_vocabulary
+from pytest_pdperf.probing import EARLIER, difference, greedy_problem, kv_damage, prompt_vocabulary
 from pytest_pdperf.stack.running import Serving
 
 
@@ -64,3 +64,20 @@ def test_an_answer_that_the_load_changed_is_a_difference() -> None:
     assert found == f"64 prompt tokens: router says (1, 2), but {{{EARLIER!r}: (1, 3)}}"
     damage = difference(NO_STACK, 300, {**same, ROUTER: (9, 9), PREFILL: (1, 2)}, 0.0)
     assert "cause: " in damage and damage.startswith("300 prompt tokens: router says (9, 9), but ")
+
+
+def test_a_short_answer_is_no_answer_and_every_length_is_asked() -> None:
+    asked: list[int] = []
+
+    def ask(length: int) -> dict[str, tuple[int, ...]]:
+        asked.append(length)
+        return {ROUTER: (1, 2), DECODE: (1, 2) if length < 300 else (1,)}
+
+    assert greedy_problem(NO_STACK, ask, 2, 0.0) == (
+        "300 prompt tokens: 2 tokens were asked for, there came {'decode-0 alone': 1}"
+    )
+    assert asked == [64, 300]
+    assert greedy_problem(NO_STACK, lambda length: {ROUTER: (1, 2), EARLIER: (1, 2)}, 2, 0.0) == ""
+    assert "router says (1, 2)" in greedy_problem(
+        NO_STACK, lambda length: {ROUTER: (1, 2), EARLIER: (1, 3)}, 2, 0.0
+    )
